@@ -1,0 +1,104 @@
+# moeforge. `make tune` and `make test` do everything on a bare Debian or Ubuntu machine; see README.md.
+#   make                 the tool: build/moeforge, and the runtime library: build/libmoeforge.{a,so}
+#   make tune            tunes SPEC (a small one without a GPU) and shows the winners
+#   make test            builds, analyses and tests everything that needs no GPU
+#   make check           the unit tests only        SANITIZE=1: with ASan and UBSan, in build-asan/
+#   STATIC=1             links libyaml, SQLite and jansson statically, so that build/moeforge runs elsewhere
+
+BUILD    ?= $(if $(SANITIZE),build-asan,build)
+CC       ?= cc
+-include .local/toolkit.mk
+CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda) $(patsubst %/bin/nvcc,%,$(shell command -v nvcc 2>/dev/null)))
+CUDA_INCLUDE ?= $(CUDA_HOME)/include
+
+WARN     := -Wall -Wextra -Werror -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Wvla
+OPT      := $(if $(SANITIZE),-O1 -g -fsanitize=address,-O2 -g)$(if $(SANITIZE), -fsanitize=undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+CPPFLAGS += -D_GNU_SOURCE -Iinclude -iquote runtime -iquote tuner -iquote templates -isystem $(CUDA_INCLUDE)
+CFLAGS   += -std=c11 $(OPT) $(WARN) -ffp-contract=off -fvisibility=hidden -fPIC
+LDFLAGS  += $(if $(SANITIZE),-fsanitize=address -fsanitize=undefined)
+ifdef STATIC
+LIBS     := -Wl,-Bstatic -lyaml -lsqlite3 -ljansson -Wl,-Bdynamic -lpthread -ldl -lm
+else
+LIBS     := -lyaml -lsqlite3 -ljansson -lpthread -ldl -lm
+endif
+# reference.c uses OpenMP; the tool runs without it, only slower.
+OPENMP   ?= -fopenmp
+OPENMP_LINK ?= $(if $(STATIC),-Wl$(comma)-Bstatic -lgomp -Wl$(comma)-Bdynamic,$(OPENMP))
+comma    := ,
+
+RUNTIME_SRC := $(wildcard runtime/*.c)
+TUNER_SRC   := $(filter-out tuner/main.c,$(wildcard tuner/*.c))
+TEST_SRC    := $(wildcard tests/test_*.c)
+RUNTIME_OBJ := $(RUNTIME_SRC:%.c=$(BUILD)/%.o)
+TUNER_OBJ   := $(TUNER_SRC:%.c=$(BUILD)/%.o)
+TESTS       := $(TEST_SRC:tests/%.c=$(BUILD)/tests/%)
+
+.PHONY: all tune test check lint clean install bootstrap
+all: $(BUILD)/moeforge $(BUILD)/libmoeforge.so
+
+$(BUILD)/%.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(if $(filter tuner/reference.c,$<),$(OPENMP)) -MMD -MP -c $< -o $@
+$(BUILD)/libmoeforge.a: $(RUNTIME_OBJ)
+	@rm -f $@
+	ar rcs $@ $^
+$(BUILD)/libmoeforge.so: $(RUNTIME_OBJ)
+	$(CC) $(LDFLAGS) -shared -Wl,-soname,libmoeforge.so.1 -o $@ $^ -ldl -lpthread
+$(BUILD)/libtuner.a: $(TUNER_OBJ)
+	@rm -f $@
+	ar rcs $@ $^
+$(BUILD)/moeforge: $(BUILD)/tuner/main.o $(BUILD)/libtuner.a $(BUILD)/libmoeforge.a
+	$(CC) $(LDFLAGS) -o $@ $^ $(OPENMP_LINK) $(LIBS)
+$(BUILD)/tests/%: $(BUILD)/tests/%.o $(BUILD)/libtuner.a $(BUILD)/libmoeforge.a
+	$(CC) $(LDFLAGS) -o $@ $^ $(OPENMP_LINK) $(LIBS) -lcheck -lsubunit -lrt -lm
+# Scripted stand-in for the CUDA driver.
+$(BUILD)/tests/libfakecuda.so: tests/fake_libcuda.c
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) -std=c11 -g -fPIC -shared $(WARN) -o $@ $<
+# The same with kernels that work, so that the whole tool can be run on it.
+$(BUILD)/tests/libfakegpu.so: tests/fake_gpu.c tests/fake_libcuda.c $(BUILD)/libtuner.a $(BUILD)/libmoeforge.a
+	$(CC) $(CPPFLAGS) -std=c11 -O2 -g -fPIC -shared $(WARN) $(OPENMP) -o $@ tests/fake_gpu.c tests/fake_libcuda.c $(BUILD)/libtuner.a $(BUILD)/libmoeforge.a -lm -lpthread
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+
+bootstrap:
+	scripts/bootstrap.sh build
+
+# The main job. SPEC: what to tune; without it Qwen3.5-35B where there is a GPU, a small shape where there is none.
+SPEC ?= $(if $(wildcard /dev/nvidia0),specs/models/qwen3.5-35b-a3b.yaml,specs/models/tiny.yaml)
+tune:
+	scripts/bootstrap.sh build
+	$(MAKE) $(BUILD)/moeforge
+	$(BUILD)/moeforge tune $(SPEC)
+
+test:
+	scripts/bootstrap.sh test
+	$(MAKE) all
+	$(MAKE) check
+	$(MAKE) check SANITIZE=1
+	$(MAKE) lint
+
+# The unit tests, one program after the other; the ones that run the whole tool come with it.
+check: $(BUILD)/moeforge $(BUILD)/libmoeforge.so $(BUILD)/tests/libfakecuda.so $(BUILD)/tests/libfakegpu.so $(TESTS)
+	@failed=; for t in $(TESTS); do echo "== $$t"; $(CHECK_ENV) $$t || failed="$$failed $$t"; done; \
+	  if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi; echo "all $(words $(TESTS)) suites passed"
+CHECK_ENV := $(if $(SANITIZE),CK_TIMEOUT_MULTIPLIER=4 ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1)
+
+LINT_SRC := $(filter-out tuner/main.c,$(TUNER_SRC)) tuner/main.c $(RUNTIME_SRC)
+lint:
+	cppcheck --quiet --std=c11 --enable=warning,performance,portability --inline-suppr --suppress=missingIncludeSystem --error-exitcode=1 -Iinclude -Iruntime -Ituner -Itemplates tuner runtime
+	@echo $(LINT_SRC) | tr ' ' '\n' | xargs -P 2 -n 4 sh -c 'clang-tidy --quiet "$$@" -- $(CPPFLAGS) -std=c11 2>/dev/null || { echo "clang-tidy: $$@" >&2; exit 255; }' lint
+	@echo "lint: $(words $(LINT_SRC)) files clean"
+
+PREFIX ?= /usr/local
+install: all
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/share/moeforge
+	install -m 755 $(BUILD)/moeforge $(DESTDIR)$(PREFIX)/bin/
+	install -m 755 $(BUILD)/libmoeforge.so $(DESTDIR)$(PREFIX)/lib/libmoeforge.so.1
+	ln -sf libmoeforge.so.1 $(DESTDIR)$(PREFIX)/lib/libmoeforge.so
+	install -m 644 $(BUILD)/libmoeforge.a $(DESTDIR)$(PREFIX)/lib/
+	install -m 644 include/moeforge.h $(DESTDIR)$(PREFIX)/include/
+	cp -r templates specs $(DESTDIR)$(PREFIX)/share/moeforge/
+
+clean:
+	rm -rf build build-asan

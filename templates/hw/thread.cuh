@@ -1,0 +1,56 @@
+// thread.cuh - indices, shared memory's base, barriers of named thread sets, dependent launch.
+#pragma once
+
+namespace hw {
+
+// Index of the thread in its CTA.
+MF_DEVICE int thread_index() { return threadIdx.x; }
+
+// Index of the thread in its warp.
+MF_DEVICE int lane_index() { return threadIdx.x & 31; }
+
+// Index of the warp in its CTA. Goes through shfl.sync so that the compiler knows it to be uniform: what derives from it
+// (matrix descriptors, barrier addresses) then lives in uniform registers.
+MF_DEVICE int warp_index() { return __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0); }
+
+// Index of the CTA in the grid.
+MF_DEVICE int cta_index() { return blockIdx.x; }
+
+// First byte of the launch's dynamic shared memory, 1024-byte aligned (the kernels have no static shared memory).
+MF_DEVICE uint8_t *dynamic_shared()
+{
+  extern __shared__ __align__(1024) uint8_t mf_shared[];
+  return mf_shared;
+}
+
+// Shared-window address of a pointer into shared memory (cvta.to.shared).
+MF_DEVICE uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+// bar.sync 0: waits for all threads of the CTA; orders their earlier shared and global accesses before the later ones.
+MF_DEVICE void sync_cta() { asm volatile("bar.sync 0;" ::: "memory"); }
+
+// bar.sync: waits until `threads` threads have arrived at the named barrier. Memory is ordered as by sync_cta() among
+// those who arrive and those who wait.
+MF_DEVICE void barrier_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// bar.arrive: counts as an arrival of this warp at the named barrier without waiting; releases earlier accesses.
+MF_DEVICE void barrier_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// griddepcontrol.launch_dependents: the next grid of the stream may start.
+MF_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// griddepcontrol.wait: waits until the grids that this one depends on have finished and their writes are visible.
+MF_DEVICE void wait_for_predecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// nanosleep.u32: hint to leave the issue slots to other warps for about `ns` nanoseconds.
+MF_DEVICE void sleep_ns(uint32_t ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns)); }
+
+// %clock64: cycles of the SM's clock.
+MF_DEVICE uint64_t clock()
+{
+  uint64_t t;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(t));
+  return t;
+}
+
+} // namespace hw

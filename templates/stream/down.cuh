@@ -1,0 +1,175 @@
+// down.cuh - the consumers' down projection: this CTA's rows of y, over all active experts.
+//
+// Who runs it   both consumer warpgroups of the CTAs below kDownCtas.
+// Reads         the ring, down_scale[], sm.h, h_scale, columns[].
+// Writes        y, kDownRows rows of every token; reduce[0] on the way.
+// Waits for     full[] of each stage, h_loaded[] of the slot's loader; at the end kBarrierOutput among themselves.
+// Visible by    empty[] (behind the products' completion); y by the end of the kernel.
+// No deadlock   the producer's down stages wait for no h; the loaders wait for no consumer's down progress.
+//
+// A CTA owns its rows for all experts, so nothing is summed across CTAs: no atomics, and the order of additions is fixed.
+// Accumulators stay in registers over all experts; a column of them is a (rank in group, token), always the same token.
+// A slot's tokens may lie in several h groups (their ranks differ): then the tile is multiplied once per group.
+// Columns that are not the slot's are masked: they may hold anything, even NaN, so they are never multiplied by 0.
+//
+// How the work is shared out (Layout: kSlab, kDownSlots, kDownPieces):
+//   16 rows, two slots per stage:  a warpgroup takes every other slot; slabs are the k-blocks of h (up.cuh, slab trick)
+//   16 rows, one slot per stage:   a warpgroup takes four of the k-blocks
+//   else:                          plain m64n8 per k-block; the warpgroups take turns at k-blocks
+#pragma once
+#include "stream/up.cuh"
+
+namespace stream {
+
+template <class L>
+struct DownTile {
+  static constexpr int kProducts = L::kSlab ? 1 : L::kDownKBlocks / 2; // accumulator sets per stage and group
+  static constexpr int kAccumulators = L::kSlab ? 16 : 4;
+  float d[kProducts][kAccumulators];
+
+  MF_DEVICE void multiply(uint64_t a, uint64_t b)
+  {
+    hw::wgmma_fence();
+    MF_UNROLL
+    for(int j = 0; j < kProducts; ++j) {
+      MF_UNROLL
+      for(int i = 0; i < 4; ++i) {
+        const uint64_t rows = hw::advance_descriptor(a, j * 2 * L::kDownKBlockBytes + 32 * i);
+        const uint64_t columns = hw::advance_descriptor(b, j * 2 * 1024 + 32 * i);
+        if constexpr(L::kSlab)
+          hw::wgmma_n32(d[j], rows, columns, i);
+        else
+          hw::wgmma_n8(d[j], rows, columns, i);
+      }
+    }
+    hw::wgmma_commit();
+    hw::wgmma_wait();
+    MF_UNROLL
+    for(int j = 0; j < kProducts; ++j)
+      hw::keep_accumulators(d[j]);
+  }
+
+  MF_DEVICE void own(float (&o)[4], int j, int w4) const
+  {
+    if constexpr(L::kSlab) {
+      own_columns(o, d[j], w4);
+    } else {
+      MF_UNROLL
+      for(int i = 0; i < 4; ++i)
+        o[i] = d[j][i];
+    }
+  }
+};
+
+// Accumulates the CTA's rows over all active experts.
+template <class L>
+MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring, float (&sum)[4])
+{
+  using Tile = DownTile<L>;
+  constexpr int kProducts = Tile::kProducts;
+  constexpr bool kAlternate = L::kDownSlots == 2;
+  auto &sm = c.sm;
+  const int group = consumer >> 2, w4 = consumer & 3, column = 2 * (c.lane & 3);
+  const int active = sm.active;
+
+  // The scale block of either half of the warp's 16 rows (rows beyond the CTA's are never stored).
+  int low_block = 0, high_block = 0;
+  if constexpr(L::kDownRowBlocks == 2) {
+    const int first_row = c.cta * L::kDownRows, first = first_row / 128;
+    low_block = smaller((first_row + 16 * w4) / 128 - first, 1);
+    high_block = smaller((first_row + 16 * w4 + 8) / 128 - first, 1);
+  }
+
+  // The warp's first k-block, and whether there is one (a slab product always has four).
+  const int own_block = kAlternate ? w4 : L::kSlab ? group * 4 + w4 : group;
+  const bool exists = own_block < L::kHBlocks;
+  const int block0 = exists ? own_block : 0;
+  constexpr int kTileStep = kAlternate ? L::kDownCopyBytes : L::kSlab ? L::kStageBytes / 2 : L::kDownKBlockBytes;
+  constexpr int kHStep = kAlternate ? 0 : L::kSlab ? 4 : 1;
+  const uint64_t tile0 = hw::matrix_descriptor(sm.ring[0] + group * kTileStep);
+  const uint64_t h0 = hw::matrix_descriptor(sm.h[0][0] + group * kHStep * 1024);
+  const float *w_scale = &sm.down_scale[0][0][block0];
+  const float *h_scale = &sm.cleared.h_scale[0][block0][column];
+
+  MF_LOOP
+  for(int slot = kAlternate ? group : 0; slot < active; slot += L::kDownSlots) {
+    const uint64_t groups = sm.cleared.columns[slot].groups;
+    MF_LOOP
+    for(int piece = 0; piece < L::kDownPieces; ++piece) {
+      float low_scale[kProducts], high_scale[kProducts];
+      MF_UNROLL
+      for(int j = 0; j < kProducts; ++j) {
+        const float *s = w_scale + slot * (L::kDownRowBlocks * L::kHBlocks) + piece * L::kDownKBlocks + 2 * j;
+        low_scale[j] = s[low_block * L::kHBlocks];
+        high_scale[j] = L::kDownRowBlocks == 2 ? s[high_block * L::kHBlocks] : low_scale[j];
+      }
+      hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitDownStage);
+      if(piece == 0)
+        hw::wait_shared_at_least(&sm.h_loaded[slot % L::kHLoaders], slot / L::kHLoaders + 1, c.dog, L::kWaitH);
+      const uint64_t tile_rows = hw::advance_descriptor(tile0, ring.stage * L::kStageBytes);
+      uint64_t left = groups;
+      MF_LOOP
+      do { // usually once
+        const int g = hw::lowest_bit(left) >> 3;
+        const uint32_t mine = exists ? (uint32_t)(left >> (8 * g)) >> column : 0u;
+        left &= ~(255ull << (8 * g));
+        Tile tile;
+        tile.multiply(tile_rows, hw::advance_descriptor(h0, (g * L::kHBlocks + piece * L::kDownKBlocks) * 1024));
+        MF_UNROLL
+        for(int j = 0; j < kProducts; ++j) {
+          const hw::F32x2 sh = *(const hw::F32x2 *)(h_scale + (g * L::kHBlocks + piece * L::kDownKBlocks + 2 * j) * 8);
+          float o[4];
+          tile.own(o, j, w4);
+          if(mine & 1) {
+            sum[0] = hw::fma_rn(o[0], low_scale[j] * sh.x, sum[0]);
+            sum[2] = hw::fma_rn(o[2], high_scale[j] * sh.x, sum[2]);
+          }
+          if(mine & 2) {
+            sum[1] = hw::fma_rn(o[1], low_scale[j] * sh.y, sum[1]);
+            sum[3] = hw::fma_rn(o[3], high_scale[j] * sh.y, sum[3]);
+          }
+        }
+      } while(left != 0);
+      if(c.lane == 0)
+        hw::mbarrier_arrive(&sm.barrier.empty[ring.stage]);
+      ring.advance();
+    }
+  }
+}
+
+// Adds up the warps' sums and the ranks that share a token, and stores y.
+template <class L>
+MF_DEVICE void store_rows(const Context<L> &c, int consumer, const float (&sum)[4])
+{
+  constexpr int kRows = L::kSlab ? 16 : 64;
+  auto &sm = c.sm;
+  sm.reduce[0][consumer][c.lane] = hw::F32x4{sum[0], sum[1], sum[2], sum[3]};
+  hw::barrier_sync(L::kBarrierOutput, L::kConsumerThreads);
+  const float *parts = &sm.reduce[0][0][0].x; // [warp][lane][4]
+  const int thread = consumer * 32 + c.lane, columns = c.columns_per_rank();
+  MF_UNROLL
+  for(int first = 0; first < kRows * 8; first += L::kConsumerThreads) {
+    const int index = first + thread, row = index >> 3, column = index & 7;
+    if(index < kRows * 8) { // whole warps
+      const int at = ((row & 7) * 4 + (column >> 1)) * 4 + ((row >> 3) & 1) * 2 + (column & 1);
+      float y = 0.0f;
+      if constexpr(L::kSlab) {
+        MF_UNROLL
+        for(int w = 0; w < 8; ++w)
+          y += parts[w * 128 + at];
+      } else {
+        y = parts[(row >> 4) * 128 + at] + parts[(4 + (row >> 4)) * 128 + at];
+      }
+      MF_UNROLL
+      for(int o = 1; o < 8; o <<= 1) {
+        const float other = hw::shuffle_xor(y, o);
+        if(o >= columns)
+          y += other;
+      }
+      if(column < columns && column < c.p.tokens && row < L::kDownRows)
+        ((uint16_t *)c.p.out)[(size_t)column * c.p.out_pitch + c.cta * L::kDownRows + row] = hw::to_bf16(y);
+    }
+  }
+}
+
+} // namespace stream

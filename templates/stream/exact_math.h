@@ -1,0 +1,87 @@
+/* exact_math.h - the arithmetic of routing, the same to the bit on the GPU and in a C11 host file.
+ *
+ * Which experts a token gets must not depend on where it is computed. So everything that selection and routing weights are
+ * made of uses IEEE single-precision operations only, each rounded once, in a fixed order, and none contracted: fused
+ * multiply-adds are written as such, and products that feed an addition go through mf_exact_mul().
+ *
+ * A host file just includes this header. Device code defines MF_EXACT_FN and the MF_EXACT_* operations first.
+ *
+ *   score      softmax: exp(l - l_max), l_max over all experts that can be selected (mf_exact_exp).
+ *              sigmoid: mf_exact_sigmoid(l).
+ *   selected   softmax: by the logits themselves. Sigmoid: by mf_exact_add(score, bias), by the score without a bias.
+ *              The larger wins, then the lower expert index. NaN cannot be selected.
+ *   groups     (sigmoid only) score of a group: mf_exact_add of its two best biased scores, an expert that cannot be
+ *              selected counting as -inf. The topk_group best groups stay, the lower index winning ties.
+ *   weight     renormalised: mf_exact_weight(score, sum, scaling), sum = mf_exact_add(S, 1e-20f) for sigmoid, S for softmax, where S
+ *              adds the chosen scores of picks 0..7 (absent picks 0) as ((0+1)+(2+3))+((4+5)+(6+7)), pick 0 the best.
+ *              Softmax, not renormalised: sum over all experts: lane l of 32 adds its E/32 successive experts from the
+ *              lowest up (the first plus the second, plus the third ...), then lanes are added pairwise, neighbours first.
+ *              Sigmoid, not renormalised: mf_exact_mul(score, scaling). */
+#ifndef MF_STREAM_EXACT_MATH_H
+#define MF_STREAM_EXACT_MATH_H
+
+#ifndef MF_EXACT_FN
+#include <math.h>
+#include <stdint.h>
+#define MF_EXACT_FN static inline
+#define MF_EXACT_FMA(a, b, c) fmaf(a, b, c)
+#define MF_EXACT_MUL(a, b) mf_exact_host_mul(a, b)
+#define MF_EXACT_ADD(a, b) mf_exact_host_add(a, b)
+#define MF_EXACT_RECIPROCAL(a) (1.0f / (a))
+/* volatile: neither contracted into a fused multiply-add nor kept in a wider format, whatever the compiler's flags */
+static inline float mf_exact_host_mul(float a, float b) { volatile float r = a * b; return r; }
+static inline float mf_exact_host_add(float a, float b) { volatile float r = a + b; return r; }
+#endif
+
+union mf_exact_word { float f; uint32_t u; };
+
+MF_EXACT_FN float mf_exact_mul(float a, float b) { return MF_EXACT_MUL(a, b); }
+MF_EXACT_FN float mf_exact_add(float a, float b) { return MF_EXACT_ADD(a, b); }
+
+/* exp(x) for x <= 0 (-inf included), 0 below -86. Within 1 ulp; exactly 1 at 0.
+ * x = n ln 2 + r with |r| <= ln 2 / 2; a polynomial of degree 7 for exp(r); n goes into the exponent. */
+MF_EXACT_FN float mf_exact_exp(float x)
+{
+  const float kRound = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest integer in the low mantissa bits */
+  union mf_exact_word shifted, result;
+  float n, r, p;
+  shifted.f = MF_EXACT_FMA(x, 1.44269504f, kRound);
+  n = MF_EXACT_ADD(shifted.f, -kRound);
+  r = MF_EXACT_FMA(n, -0.693145752f, x);
+  r = MF_EXACT_FMA(n, -1.42860677e-6f, r);
+  p = MF_EXACT_FMA(1.98412701e-4f, r, 1.38888889e-3f);
+  p = MF_EXACT_FMA(p, r, 8.33333377e-3f);
+  p = MF_EXACT_FMA(p, r, 4.16666679e-2f);
+  p = MF_EXACT_FMA(p, r, 1.66666672e-1f);
+  p = MF_EXACT_FMA(p, r, 0.5f);
+  p = MF_EXACT_FMA(p, r, 1.0f);
+  p = MF_EXACT_FMA(p, r, 1.0f);
+  result.f = p;
+  result.u += shifted.u << 23;
+  return x < -86.0f ? 0.0f : result.f;
+}
+
+/* 1 / (1 + exp(-l)). Any l but NaN. */
+MF_EXACT_FN float mf_exact_sigmoid(float l)
+{
+  const float e = mf_exact_exp(l < 0.0f ? l : -l);
+  const float r = MF_EXACT_RECIPROCAL(MF_EXACT_ADD(1.0f, e));
+  return l < 0.0f ? MF_EXACT_MUL(e, r) : r;
+}
+
+/* score / sum * scaling */
+MF_EXACT_FN float mf_exact_weight(float score, float sum, float scaling)
+{
+  return MF_EXACT_MUL(MF_EXACT_MUL(score, MF_EXACT_RECIPROCAL(sum)), scaling);
+}
+
+/* Orders floats as unsigned integers: -inf is 0x007FFFFF, everything that can be selected is at or above it, NaN is 0. -0 equals +0. */
+MF_EXACT_FN uint32_t mf_exact_order(float f)
+{
+  union mf_exact_word w;
+  w.f = MF_EXACT_ADD(f, 0.0f); /* -0 becomes +0 */
+  w.u = w.u & 0x80000000u ? ~w.u : w.u | 0x80000000u;
+  return f == f ? w.u : 0u;
+}
+
+#endif

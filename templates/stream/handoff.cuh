@@ -1,0 +1,249 @@
+// handoff.cuh - h between the projections: the finalisers publish it, the loaders of every CTA fetch it.
+//
+// Who runs it   helper warps: the first kReduceBuffers finalise units, the others load h.
+//
+// Finaliser b
+//   Reads       reduce[b][..] and reduce_unit[b], experts[], rank[].
+//   Writes      h of the launch's parity (workspace, relaxed stores), published[b]; finaliser 0 also draws tickets.
+//   Waits for   reduce_full[b] (the consumers). A buffer always belongs to the same warp: phases must be seen in turn.
+//   Visible by  reduce_empty[b] for the buffer; h carries its own flag (below); ticket[] by a release store.
+//   No deadlock the consumers end with a mark in every buffer.
+// Loader j (CTAs with down rows)
+//   Reads       published[], then h (workspace, relaxed loads).
+//   Writes      sm.h, h_scale for the slots j, j + kHLoaders, ...; h_loaded[j].
+//   Waits for   this CTA's own progress, then for the words of h themselves.
+//   Visible by  fence_async_proxy of every lane, sync_warp, release store to h_loaded[j].
+//   No deadlock h of a slot is published by CTAs that all run at once (the grid is co-resident) and whose finalisers
+//               wait for no loader.
+//
+// The exchange. A word of h in the workspace is two bf16, stored inverted; 0 means "not there yet" (0xFFFF in both halves
+// is a NaN that the conversion never makes). A word is atomic, so no fence and no flag is needed. There are two buffers,
+// used in turn by successive launches; each launch clears the other one for its successor.
+#pragma once
+#include "stream/quantise.cuh"
+
+namespace stream {
+
+MF_DEVICE hw::U32x4 inverted(hw::U32x4 v) { return hw::U32x4{~v.x, ~v.y, ~v.z, ~v.w}; }
+
+// Behind kBarrierListed, before kBarrierFront: the scales of the CTA's rows of w2, and the next launch's state.
+// `launch` is the number of launches that this CTA has completed.
+template <class L>
+MF_DEVICE void prepare_down(const Context<L> &c, int helper, uint32_t launch)
+{
+  auto &sm = c.sm;
+  const int thread = helper * 32 + c.lane;
+  if(c.cta < L::kDownCtas) {
+    constexpr int kPerSlot = L::kDownRowBlocks * L::kHBlocks;
+    const int row_block = c.cta * L::kDownRows / 128, count = sm.active * kPerSlot;
+    MF_LOOP
+    for(int i = thread; i < count; i += L::kHelperThreads) {
+      const int slot = i / kPerSlot, r = i / L::kHBlocks % L::kDownRowBlocks, block = i % L::kHBlocks;
+      const int expert = sm.experts[slot] & 0xFFFF;
+      hw::copy_async_4(&sm.down_scale[0][0][0] + i,
+                       c.p.s2 + ((size_t)expert * L::kKBlocks + smaller(row_block + r, L::kKBlocks - 1)) * L::kHBlocks + block);
+    }
+  }
+  const int other = (launch & 1) ^ 1;
+  hw::U32x4 *h = (hw::U32x4 *)(c.workspace(MF_STREAM_WS_H) + (size_t)other * L::kHBytes);
+  MF_LOOP
+  for(int i = c.cta * L::kHelperThreads + thread; i < L::kHBytes / 16; i += L::kHelperThreads * L::kGridCtas)
+    h[i] = hw::U32x4{0, 0, 0, 0};
+  if(thread == 0) {
+    ((uint32_t *)c.workspace(MF_STREAM_WS_LAUNCHES))[c.cta] = launch + 1;
+    if(c.cta == 0)
+      *(uint32_t *)c.workspace(MF_STREAM_WS_TICKETS + other * MF_STREAM_WS_TICKET_STRIDE) = 0;
+  }
+  hw::copy_async_wait();
+}
+
+// Finaliser 0: when turn `turn` is done, draws units for the turns kLookahead ahead. One drawer, so that the tickets of a
+// CTA rise: the producer stops at the first one behind the last unit.
+template <class L>
+struct TicketDrawer {
+  int last = 0;
+
+  MF_DEVICE void draw(const Context<L> &c, int turn, uint32_t *counter, int units)
+  {
+    const int first = larger(turn + L::kLookahead, c.static_rounds());
+    const int count = turn + L::kLookahead + L::kReduceBuffers - first;
+    if(count <= 0 || last >= units)
+      return;
+    int ticket = 0;
+    if(c.lane == 0)
+      ticket = L::kGridCtas * c.static_rounds() + (int)hw::add_global(counter, count);
+    ticket = hw::shuffle(ticket, 0);
+    last = ticket + count - 1;
+    if(c.lane < count)
+      hw::store_shared_release(&c.sm.ticket[(first + c.lane) % L::kTicketQueue], ticket + c.lane + 1);
+  }
+};
+
+// Finaliser `b`: sums the 8 warps' partial sums of a unit, h = silu(gate) * up, publishes 8 features of the routed tokens.
+template <class L>
+MF_DEVICE void finalise_units(const Context<L> &c, int b, uint32_t launch)
+{
+  auto &sm = c.sm;
+  const bool odd = (c.lane >> 2) & 1;              // of two lanes with successive features, the odd one stores the odd token
+  const int token = 2 * (c.lane & 3) + odd;
+  const int units = sm.active * L::kUnits;
+  uint32_t *counter = (uint32_t *)c.workspace(MF_STREAM_WS_TICKETS + (launch & 1) * MF_STREAM_WS_TICKET_STRIDE);
+  uint16_t *h = (uint16_t *)(c.workspace(MF_STREAM_WS_H) + (size_t)(launch & 1) * L::kHBytes);
+  TicketDrawer<L> drawer;
+  MF_LOOP
+  for(int n = 0;; ++n) {
+    if(!hw::mbarrier_wait(&sm.barrier.reduce_full[b], n & 1, c.dog, L::kWaitReduceFull))
+      break;
+    const uint32_t unit = sm.reduce_unit[b];
+    if(unit == L::kEndOfUnits)
+      break;
+    hw::F32x4 v[8];
+    MF_UNROLL
+    for(int w = 0; w < 8; ++w)
+      v[w] = sm.reduce[b][w][c.lane];
+    const int slot = unit / L::kUnits;
+    const int feature = ((int)unit - slot * L::kUnits) * 8 + ((c.lane >> 2) & ~1);
+    const bool routed = (sm.experts[slot] >> (16 + token)) & 1;
+    uint32_t *dst = (uint32_t *)(h + (size_t)(token * L::kTopK + sm.cleared.rank[slot][token]) * L::kIntermediate + feature);
+    MF_UNROLL
+    for(int o = 4; o >= 1; o >>= 1) {
+      MF_UNROLL
+      for(int w = 0; w < o; ++w)
+        v[w] = hw::F32x4{v[w].x + v[w + o].x, v[w].y + v[w + o].y, v[w].z + v[w + o].z, v[w].w + v[w + o].w};
+    }
+    const float h0 = hw::fast_divide(v[0].x, 1.0f + hw::fast_exp(-v[0].x)) * v[0].z;
+    const float h1 = hw::fast_divide(v[0].y, 1.0f + hw::fast_exp(-v[0].y)) * v[0].w;
+    const float partner = hw::shuffle_xor(odd ? h0 : h1, 4);
+    const uint32_t pair = odd ? hw::to_bf16_pair(partner, h1) : hw::to_bf16_pair(h0, partner);
+    if(routed)
+      hw::store_global_relaxed(dst, ~pair);
+    hw::sync_warp();
+    if(c.lane == 0) {
+      hw::mbarrier_arrive(&sm.barrier.reduce_empty[b]);
+      hw::store_shared_relaxed(&sm.published[b], unit + 1);
+    }
+    if(b == 0)
+      drawer.draw(c, n * L::kReduceBuffers, counter, units);
+  }
+  if(c.lane == 0)
+    hw::store_shared_relaxed(&sm.published[b], L::kAllPublished);
+}
+
+// Waits until this CTA has published a unit beyond `unit` (or all of its own). All CTAs advance through the units together,
+// so what they publish next to it is nearly complete then, and polling L2 earlier would only slow the stream.
+template <class L>
+MF_DEVICE void wait_for_progress(const Context<L> &c, int unit)
+{
+  hw::Spin spin;
+  for(;;) {
+    int most = 0;
+    MF_UNROLL
+    for(int b = 0; b < L::kReduceBuffers; ++b)
+      most = larger(most, (int)hw::load_shared_relaxed(&c.sm.published[b]));
+    if(most > unit || !spin.again(c.dog, L::kWaitProgress))
+      break;
+    hw::sleep_ns(20);
+  }
+}
+
+// One row of h on its way from the workspace to the B operand.
+template <class L>
+struct HRow {
+  static constexpr int kChunks = L::kIntermediate / 256; // 16 bytes per lane each
+  int token, rank;
+  const hw::U32x4 *source;
+  hw::U32x4 chunk[kChunks];
+
+  MF_DEVICE void choose(const Context<L> &c, const char *h, int slot, int t)
+  {
+    token = t;
+    rank = c.sm.cleared.rank[slot][t];
+    source = (const hw::U32x4 *)(h + (size_t)(t * L::kTopK + rank) * (L::kIntermediate * 2)) + c.lane;
+  }
+
+  MF_DEVICE void fetch()
+  {
+    MF_UNROLL
+    for(int i = 0; i < kChunks; ++i)
+      chunk[i] = hw::load_global_relaxed(source + i * 32);
+  }
+
+  MF_DEVICE bool complete() const
+  {
+    bool there = true;
+    MF_UNROLL
+    for(int i = 0; i < kChunks; ++i)
+      there = there && chunk[i].x && chunk[i].y && chunk[i].z && chunk[i].w;
+    return hw::all_lanes(there);
+  }
+
+  // Quantises the row and writes it as column h_column(rank, token) of its h group; the routing weight goes into the scale.
+  MF_DEVICE void store(const Context<L> &c)
+  {
+    const int group = c.h_group(rank), column = c.h_column(rank, token);
+    const float weight = c.sm.weight[token][rank];
+    hw::U32x2 quantised[kChunks];
+    float scale[kChunks];
+    MF_UNROLL
+    for(int i = 0; i < kChunks; ++i)
+      chunk[i] = inverted(chunk[i]);
+    quantise_chunks<L>(chunk, quantised, scale);
+    MF_UNROLL
+    for(int i = 0; i < kChunks; ++i) {
+      const int block = i * 2 + (c.lane >> 4), piece = c.lane & 15;
+      *atom_piece(c.sm.h[group][block], column, piece) = quantised[i];
+      if(piece == 0)
+        c.sm.cleared.h_scale[group][block][column] = scale[i] * weight;
+    }
+  }
+};
+
+// Loader `j`: slot by slot, two rows at a time so that their latencies overlap.
+template <class L>
+MF_DEVICE void load_h(const Context<L> &c, int j, uint32_t launch)
+{
+  auto &sm = c.sm;
+  const char *h = c.workspace(MF_STREAM_WS_H) + (size_t)(launch & 1) * L::kHBytes;
+  const int active = sm.active;
+  MF_LOOP
+  for(int slot = j; slot < active; slot += L::kHLoaders) {
+    wait_for_progress(c, smaller((slot + 1) * L::kUnits - 1, active * L::kUnits - L::kGridCtas));
+    uint32_t tokens = sm.experts[slot] >> 16;
+    MF_LOOP
+    while(tokens != 0) {
+      HRow<L> first, second;
+      first.choose(c, h, slot, hw::lowest_bit(tokens));
+      tokens &= tokens - 1;
+      const bool two = tokens != 0;
+      second.choose(c, h, slot, two ? hw::lowest_bit(tokens) : 0);
+      tokens &= tokens - 1;
+      hw::Spin spin;
+      first.fetch();
+      if(two)
+        second.fetch();
+      while(!first.complete()) {
+        if(!spin.again(c.dog, L::kWaitHData))
+          break;
+        first.fetch();
+        if(two)
+          second.fetch();
+      }
+      if(two) {
+        while(!second.complete()) {
+          if(!spin.again(c.dog, L::kWaitHData))
+            break;
+          second.fetch();
+        }
+      }
+      first.store(c);
+      if(two)
+        second.store(c);
+    }
+    hw::fence_async_proxy();
+    hw::sync_warp();
+    if(c.lane == 0)
+      hw::store_shared_release(&sm.h_loaded[j], slot / L::kHLoaders + 1);
+  }
+}
+
+} // namespace stream

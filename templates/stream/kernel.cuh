@@ -1,0 +1,148 @@
+// kernel.cuh - the kernel family `stream`: a fused FP8 mixture-of-experts layer for up to 8 tokens, in one launch.
+//
+// The grid is persistent and co-resident, one CTA per SM. Its time is that of bringing the active experts' weights from
+// HBM into shared memory; everything else is arranged so that this stream never stops.
+//
+//   producer     | init | list | up units ............................ | down rows ......... |
+//   consumers    | route, quantise x | up units ................................ | down rows ..... | y |
+//   finalisers   | quantise x | s2, clear |   publish h, unit by unit, draw tickets ....... |
+//   h loaders    | quantise x | s2, clear |        fetch h, quantise it, expert by expert ........ |
+//
+//   up     Unit = 8 features of one expert over all of K. CTA c takes units c, c + grid, ...; later ones by ticket. All
+//          CTAs so go through the experts together, h gets complete expert by expert, and the hand-off is hidden but for the last.
+//   down   CTA c < kDownCtas owns K / kDownCtas rows of y for all active experts.
+//   h      goes through L2 as bf16 with in-band flags; every CTA quantises it for itself (handoff.cuh).
+//
+// Rank groups. In shared memory, h of the r-th expert of token t (its rank, in slot order) is a row of h group r, with few tokens
+// several ranks share a group (Context::h_group). So 8 * N / 128 KB hold h for every possible routing.
+#pragma once
+#include "stream/down.cuh"
+#include "stream/handoff.cuh"
+#include "stream/producer.cuh"
+#include "stream/quantise.cuh"
+#include "stream/route.cuh"
+#include "stream/up.cuh"
+
+namespace stream {
+
+// The producer warp.
+template <class L>
+MF_DEVICE void produce(const Context<L> &c, const hw::TensorMap &up_map, const hw::TensorMap &down_map)
+{
+  if(c.lane == 1)
+    hw::prefetch_map(&up_map);
+  if(c.lane == 2)
+    hw::prefetch_map(&down_map);
+  init_barriers(c);
+  hw::sync_cta();
+  stream_weights(c, up_map, down_map);
+}
+
+// A consumer warp behind the front.
+template <class L>
+MF_DEVICE void consume(const Context<L> &c, int consumer)
+{
+  RingReader<L> ring;
+  up_units(c, consumer, ring);
+  if(c.cta >= L::kDownCtas)
+    return;
+  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  down_rows(c, consumer, ring, sum);
+  store_rows(c, consumer, sum);
+}
+
+template <class L>
+MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const hw::TensorMap &down_map)
+{
+  const Context<L> c{*(typename L::Shared *)hw::dynamic_shared(), p,
+                     hw::make_watchdog((uint32_t *)((char *)p.workspace + MF_STREAM_WS_WATCHDOG)),
+                     hw::lane_index(), hw::warp_index(), hw::cta_index()};
+  if constexpr(L::Schedule::kPdl)
+    hw::launch_dependents();
+  if(c.warp == L::kProducerWarp) { // reads nothing that an earlier kernel writes before the routers have waited
+    produce(c, up_map, down_map);
+    return;
+  }
+
+  // The front: route the tokens and quantise x.
+  if constexpr(L::Schedule::kPdl)
+    hw::wait_for_predecessors();
+  const int consumer = c.warp - L::kConsumerWarp; // 0..7 for consumers
+  const bool is_consumer = consumer >= 0 && consumer < 8;
+  const bool routes = consumer >= 0 && consumer < p.tokens;
+  Selection<L> selection;
+  if(routes)
+    selection.load(c, consumer);
+  const uint32_t launch = ((const uint32_t *)c.workspace(MF_STREAM_WS_LAUNCHES))[c.cta];
+  XFront<L> front(c);
+  front.load(c.warp);
+  clear_tables(c);
+  hw::sync_cta();
+  if(routes)
+    select_experts(c, selection, consumer);
+  front.quantise();
+  hw::barrier_sync(L::kBarrierListed, L::kThreads);
+
+  if(is_consumer) {
+    if(routes)
+      publish_ranks(c, selection, consumer);
+    hw::barrier_sync(L::kBarrierFront, L::kThreads - 32);
+    consume(c, consumer);
+    return;
+  }
+  const int helper = L::helper_of(c.warp);
+  if(helper < L::kHelpers)
+    prepare_down(c, helper, launch);
+  hw::barrier_sync(L::kBarrierFront, L::kThreads - 32);
+  if(helper < L::kReduceBuffers)
+    finalise_units(c, helper, launch);
+  else if(helper < L::kHelpers && c.cta < L::kDownCtas)
+    load_h(c, helper - L::kReduceBuffers, launch);
+}
+
+// What `mf_meta` holds.
+template <class L>
+MF_ANYWHERE constexpr mf_stream_meta make_meta()
+{
+  using Shape = typename L::Shape;
+  mf_stream_meta m{};
+  m.magic = MF_STREAM_MAGIC;
+  m.version = MF_STREAM_VERSION;
+  m.params_bytes = sizeof(mf_stream_params);
+  m.experts = L::kExperts;
+  m.topk = L::kTopK;
+  m.intermediate = L::kIntermediate;
+  m.hidden = L::kHidden;
+  m.scoring = Shape::kScoring;
+  m.bias = Shape::kBias;
+  m.groups = Shape::kGroups;
+  m.top_groups = Shape::kTopGroups;
+  m.renormalise = Shape::kRenormalise;
+  m.logits_f32 = Shape::kLogitsF32;
+  m.act_scale_ue8m0 = Shape::kActScaleUe8m0;
+  m.grid_ctas = L::kGridCtas;
+  m.threads = L::kThreads;
+  m.shared_bytes = L::kSharedBytes;
+  m.down_ctas = L::kDownCtas;
+  m.down_rows = L::kDownRows;
+  m.ring_stages = L::kRingStages;
+  m.stage_bytes = L::kStageBytes;
+  m.reduce_buffers = L::kReduceBuffers;
+  m.h_loaders = L::kHLoaders;
+  m.ticket_lookahead = L::kLookahead;
+  m.scale_slots = L::kScaleSlots;
+  m.down_kblocks = L::kDownKBlocks;
+  m.pdl = L::Schedule::kPdl;
+#ifdef MF_WATCHDOG
+  m.watchdog = 1;
+#endif
+  m.workspace_bytes = L::kWorkspaceBytes;
+  m.h_offset = MF_STREAM_WS_H;
+  m.ids_offset = MF_STREAM_WS_IDS;
+  m.weights_offset = MF_STREAM_WS_WEIGHTS;
+  m.status_offset = MF_STREAM_WS_STATUS;
+  m.launches_offset = MF_STREAM_WS_LAUNCHES;
+  return m;
+}
+
+} // namespace stream

@@ -1,0 +1,204 @@
+// layout.cuh - constants that follow from shape and schedule, the warps' roles, and the shared-memory map.
+//
+// Nothing here runs. Every assumption of the stage files about sizes is a static_assert of `Layout`.
+//
+// Words used throughout the family:
+//   k-block   128 columns of a weight matrix: one scale, one 128-byte row of a swizzled tile.
+//   atom      8 rows x 128 bytes, 1 KB, the unit of the 128-byte swizzle.
+//   unit      8 features of one expert (8 gate rows and 8 up rows) over all of K. The up projection's piece of work.
+//   stage     16 KB of the ring: for up 16 rows x 8 k-blocks; for down what fits of the CTA's rows of one or two experts.
+//   slot      position of an active expert in the launch's list (at most tokens * top-k of them).
+//   rank      position of a slot among the slots of one token, 0 .. top-k - 1.
+//   h group   one ready-made wgmma B operand: 8 columns (token, rank) of h. See kernel.cuh, "Rank groups".
+#pragma once
+#include "hw/hw.cuh"
+#include "stream/params.h"
+
+namespace stream {
+
+template <class ShapeT, class ScheduleT>
+struct Layout {
+  using Shape = ShapeT;
+  using Schedule = ScheduleT;
+
+  // --- Shape ---
+  static constexpr int kExperts = Shape::kExperts;
+  static constexpr int kTopK = Shape::kTopK;
+  static constexpr int kIntermediate = Shape::kIntermediate;
+  static constexpr int kHidden = Shape::kHidden;
+  static constexpr int kMaxTokens = MF_STREAM_MAX_TOKENS;
+  static constexpr int kMaxSlots = kMaxTokens * kTopK;
+  static constexpr int kKBlocks = kHidden / 128;         // of w13
+  static constexpr int kHBlocks = kIntermediate / 128;   // of w2
+  static constexpr int kExpertsPerLane = kExperts / 32;
+
+  // --- Up projection ---
+  static constexpr int kStageBytes = 16384;
+  static constexpr int kStageKBlocks = 8;
+  static constexpr int kUnits = kIntermediate / 8;             // units per expert
+  static constexpr int kUnitStages = kKBlocks / kStageKBlocks; // stages per unit
+  static constexpr int kRingStages = Schedule::kRingStages;
+  static constexpr int kScaleSlots = Schedule::kScaleSlots;    // units whose scale rows fit into shared memory
+  static constexpr int kLookahead = Schedule::kTicketLookahead;
+  static constexpr int kTicketQueue = 8;
+
+  // --- Down projection: CTA c < kDownCtas owns the rows c * kDownRows ... of w2, for every active expert ---
+  static constexpr int kGridCtas = Schedule::kGridCtas;
+  static constexpr int kDownCtas = Schedule::kDownCtas;
+  static constexpr int kDownRows = kHidden / kDownCtas;
+  static constexpr bool kSlab = kDownRows == 16; // the slab trick (up.cuh) for 16 rows; plain 64-row tiles otherwise
+  static constexpr int kDownRowBlocks = 128 % kDownRows == 0 ? 1 : 2; // scale blocks that the CTA's rows touch
+  static constexpr int kDownKBlockBytes = kDownRows * 128;
+  static constexpr int kDownKBlocks = // k-blocks per copy: all, or the largest half, quarter ... that a stage holds
+      kHBlocks * kDownKBlockBytes <= kStageBytes ? kHBlocks
+      : kHBlocks * kDownKBlockBytes <= 2 * kStageBytes ? kHBlocks / 2
+                                                       : kHBlocks / 4;
+  static constexpr int kDownCopyBytes = kDownKBlocks * kDownKBlockBytes;
+  static constexpr int kDownPieces = kHBlocks / kDownKBlocks; // stages per slot
+  static constexpr int kDownSlots = kSlab && kDownCopyBytes <= kStageBytes / 2 ? 2 : 1; // slots per stage
+
+  // --- Warps. Helpers are numbered apart: the first kReduceBuffers finalise units, the rest load h. ---
+  static constexpr int kReduceBuffers = Schedule::kReduceBuffers;
+  static constexpr int kHLoaders = Schedule::kHLoaders;
+  static constexpr int kHelpers = kReduceBuffers + kHLoaders;
+  static constexpr int kHelperThreads = 32 * kHelpers;
+  static constexpr int kConsumerWarp = 4;  // 4..7 and 8..11: two warpgroups
+  static constexpr int kConsumerThreads = 256;
+  static constexpr int kProducerWarp = 12;
+  static constexpr int kQuantiseWarps = 12; // warps 0..11 quantise x
+  static constexpr int kWarps = kHelpers <= 4 ? 13 : 9 + kHelpers;
+  static constexpr int kThreads = 32 * kWarps;
+  MF_DEVICE static int helper_of(int warp) { return warp < kConsumerWarp ? warp : warp - 9; }
+
+  // --- Named barriers (0 is the whole CTA) ---
+  enum Barrier : int {
+    kBarrierRouted = 1, // routers -> producer: every token's mask is there (one token: the first picks)
+    kBarrierListed = 2, // producer -> all: the list of active experts is there
+    kBarrierFront = 3,  // all but the producer: x and the routing tables are there
+    kBarrierOutput = 4, // consumers: partial sums of y are there
+    kBarrierPicked = 5, // one token: router -> producer, the remaining picks
+  };
+
+  // --- Waits, as the watchdog names them ---
+  enum Wait : int {
+    kWaitUpStage = 1, kWaitScales, kWaitReduceFree, kWaitDownStage, kWaitH, kWaitReduceFull, kWaitProgress, kWaitHData,
+    kWaitRingFree, kWaitFlight, kWaitTicket,
+  };
+
+  // --- Shared memory ---
+  struct Barriers {
+    hw::Mbarrier reduce_full[kReduceBuffers];  // 8 arrivals: the consumer warps have written their partial sums
+    hw::Mbarrier reduce_empty[kReduceBuffers]; // 1: the finaliser has read them
+    hw::Mbarrier scales[kScaleSlots];          // 32: the producer's lanes, when their cp.async have landed
+    hw::Mbarrier full[kRingStages];            // 1 + bytes: the stage has landed
+    hw::Mbarrier empty[kRingStages];           // 8: the consumer warps are done with the stage
+  };
+
+  union ColumnMask { // byte g: the columns of h group g that belong to the slot
+    uint32_t word[2];
+    uint64_t groups;
+  };
+
+  // What must read as zero before anyone writes it: cleared by warps 0..3 ahead of the first barrier.
+  struct alignas(16) Cleared {
+    float x_scale[kKBlocks][8];        // [k-block][token]
+    float h_scale[8][kHBlocks][8];     // [h group][k-block][column], routing weight included
+    ColumnMask columns[kMaxSlots];
+    uint8_t rank[kMaxSlots][8];        // [slot][token]: the slot's rank among the token's slots
+    union {
+      uint8_t token_mask[kExperts];    // bit t: token t has chosen the expert
+      uint32_t token_mask_word[kExperts / 4];
+    };
+  };
+
+  struct alignas(1024) Shared {
+    uint8_t ring[kRingStages][kStageBytes]; // first: a down tile's unused rows may be read past the last stage
+    uint8_t x[kKBlocks][1024];              // quantised x, one atom (8 tokens) per k-block
+    uint8_t h[8][kHBlocks][1024];           // quantised h, one atom per h group and k-block
+    hw::F32x4 reduce[kReduceBuffers][8][32]; // [buffer][consumer warp][lane]; [0] also combines y at the end
+    Cleared cleared;
+    alignas(16) float up_scale[kScaleSlots][2][kKBlocks];            // [unit % kScaleSlots][gate, up][k-block]
+    float down_scale[kMaxSlots][kDownRowBlocks][kHBlocks];
+    float weight[kMaxTokens][8];            // [token][rank]
+    uint32_t experts[kMaxSlots];            // [slot]: expert | token mask << 16
+    uint32_t active;                        // length of the list
+    uint32_t active_first;                  // one token: the length as far as the first picks tell
+    uint32_t reduce_unit[kReduceBuffers];   // unit in the buffer, kEndOfUnits after the last
+    uint32_t published[kReduceBuffers];     // 1 + last unit that the finaliser has published, kAllPublished at the end
+    uint32_t h_loaded[kHLoaders];           // slots whose h the loader has written
+    uint32_t ticket[kTicketQueue];          // [turn % 8]: 1 + unit drawn for the turn, 0 = not drawn yet
+    uint32_t stage_unit[kRingStages];       // unit of an up stage, kEndOfUnits for a down stage
+    uint8_t slot_of[kExperts];           // of active experts (unused with one token)
+    alignas(8) Barriers barrier;
+  };
+  static constexpr uint32_t kEndOfUnits = 0xFFFFFFFFu;
+  static constexpr uint32_t kAllPublished = 1u << 30;
+  static constexpr int kSharedBytes = sizeof(Shared);
+
+  // --- Workspace ---
+  static constexpr int kHRows = MF_STREAM_WS_H_ROWS(kTopK);
+  static constexpr int kHBytes = MF_STREAM_WS_H_BYTES(kTopK, kIntermediate); // of one parity
+  static constexpr int kWorkspaceBytes = MF_STREAM_WS_BYTES(kTopK, kIntermediate);
+
+  // --- Assumptions ---
+  static_assert(kExperts == 64 || kExperts == 128 || kExperts == 256, "experts: 2, 4 or 8 per lane of the routing warp");
+  static_assert(kTopK >= 1 && kTopK <= MF_STREAM_MAX_TOPK, "topk: a token's experts fill at most the 8 h groups");
+  static_assert(kHidden % 1024 == 0 && kHidden <= 8192, "hidden: whole stages, and a unit's scale rows in one cp.async per lane");
+  static_assert(kIntermediate % 256 == 0 && kIntermediate <= 1024, "intermediate: whole warp loads of h, and at most 8 k-blocks of w2");
+  static_assert(kHidden % kDownCtas == 0 && kDownRows % 8 == 0 && kDownRows <= 64, "down_ctas: 8..64 rows each, in whole atoms");
+  static_assert(kDownCtas <= kGridCtas, "down_ctas: no more than the grid has");
+  static_assert(kGridCtas <= MF_STREAM_WS_MAX_GRID, "grid_ctas: the workspace holds one launch count per CTA");
+  static_assert(kDownPieces * kDownKBlocks == kHBlocks && kDownCopyBytes <= kStageBytes, "down tile: must split into even pieces");
+  static_assert(kSlab || kDownKBlocks % 2 == 0, "down tile: the two warpgroups share a piece's k-blocks evenly");
+  static_assert(kReduceBuffers == 1 || kReduceBuffers == 2 || kReduceBuffers == 4, "reduce_buffers: 1, 2 or 4");
+  static_assert(kHLoaders >= 1 && kHLoaders <= 4, "h_loaders: 1..4");
+  static_assert(kHelpers >= 2 && kHelpers <= 7, "helpers: at most 16 warps");
+  static_assert(kRingStages >= 4 && kRingStages <= 16, "ring_stages: 4..16");
+  static_assert(kRingStages <= (kScaleSlots - 1) * kUnitStages + 1, "scale_slots: a unit's rows live until its last stage is free");
+  static_assert(kScaleSlots == 4 || kScaleSlots == 8 || kScaleSlots == 16, "scale_slots: 4, 8 or 16");
+  static_assert(kLookahead >= 1 && kLookahead + kReduceBuffers <= kTicketQueue + 1, "ticket_lookahead: the queue holds 8 turns");
+  static_assert(kSharedBytes <= 232448, "shared memory: 227 KB per CTA");
+  static_assert(sizeof(Cleared) % 16 == 0 && kSharedBytes % 1024 == 0, "shared memory: alignment");
+  static_assert(MF_STREAM_WS_IDS + kMaxSlots * 4 <= MF_STREAM_WS_WEIGHTS && MF_STREAM_WS_WEIGHTS + kMaxSlots * 4 <= MF_STREAM_WS_H,
+                "workspace: routing result");
+};
+
+// What every role's functions are given.
+template <class L>
+struct Context {
+  typename L::Shared &sm;
+  const mf_stream_params &p;
+  hw::Watchdog dog;
+  int lane, warp, cta;
+
+  MF_DEVICE char *workspace(int offset) const { return (char *)p.workspace + offset; }
+
+  // Rank groups: with few tokens several ranks share one h atom, so that 8 columns are always used.
+  // One token: 8 ranks per group, 2: 4, up to 4: 2, more: 1.
+  MF_DEVICE int log_ranks() const { return p.tokens == 1 ? 3 : p.tokens == 2 ? 2 : p.tokens <= 4 ? 1 : 0; }
+  MF_DEVICE int columns_per_rank() const { return 8 >> log_ranks(); }
+  MF_DEVICE int h_group(int rank) const { return rank >> log_ranks(); }
+  MF_DEVICE int h_column(int rank, int token) const { return (rank & ((1 << log_ranks()) - 1)) * columns_per_rank() + token; }
+
+  // Rounds of up units that are dealt statically. Tickets are drawn kLookahead turns ahead, so there are at least that many.
+  MF_DEVICE int static_rounds() const { return p.static_rounds > L::kLookahead ? p.static_rounds : L::kLookahead; }
+};
+
+// A consumer's position in the ring.
+template <class L>
+struct RingReader {
+  int stage = 0;
+  uint32_t parity = 0;
+  MF_DEVICE void advance()
+  {
+    if(++stage == L::kRingStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+MF_DEVICE int smaller(int a, int b) { return a < b ? a : b; }
+MF_DEVICE int larger(int a, int b) { return a > b ? a : b; }
+
+} // namespace stream

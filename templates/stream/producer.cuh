@@ -1,0 +1,214 @@
+// producer.cuh - the weight stream: one warp that never stops.
+//
+// Who runs it   warp kProducerWarp. Lane 0 issues the tensor copies, all lanes copy a unit's scale rows.
+// Reads         w13, s13, w2 (global); experts[], active (route.cuh); ticket[] (handoff.cuh, helper 0).
+// Writes        the ring, stage_unit[], up_scale[]. With more than one token also the list of active experts.
+// Waits for     kBarrierRouted; then free stages (empty[], by the consumers), landed stages (full[], by its own copies: the
+//               cap on bytes in flight) and tickets.
+// Visible by    full[] (bytes of the copies; stage_unit[] by lane 0's own arrival) and scales[] (arrivals of cp.async).
+// No deadlock   It waits for a consumer's progress only on stages already handed out, and for tickets only behind at least
+//               kLookahead static turns, whose completion draws them. It never waits for h: down weights do not depend on it.
+//
+// Why the cap: everything else that an SM asks of L2 queues behind its outstanding copies. 48-64 KB in flight saturate HBM;
+// the ring is deeper only so that landed stages wait for the consumers instead of the stream waiting for them.
+#pragma once
+#include "stream/route.cuh"
+
+namespace stream {
+
+// The producer's position in the ring.
+template <class L>
+struct RingWriter {
+  const Context<L> &c;
+  int limit;                    // stages in flight at most
+  int stage = 0;                // the next to hand out
+  uint32_t empty_parity = 1;
+  int handed_out = 0;
+  int oldest = 0;               // the oldest one in flight
+  uint32_t oldest_parity = 0;
+  int in_flight = 0;
+
+  MF_DEVICE explicit RingWriter(const Context<L> &context) : c(context) { set_limit(c.p.flight); }
+  MF_DEVICE void set_limit(int stages) { limit = smaller(stages, L::kRingStages); }
+  MF_DEVICE bool full() const { return in_flight >= limit; }
+
+  // Waits until the stage is free and no more than limit - 1 others are in flight.
+  MF_DEVICE void acquire()
+  {
+    while(full()) {
+      hw::mbarrier_wait(&c.sm.barrier.full[oldest], oldest_parity, c.dog, L::kWaitFlight);
+      if(++oldest == L::kRingStages) {
+        oldest = 0;
+        oldest_parity ^= 1;
+      }
+      --in_flight;
+    }
+    if(handed_out >= L::kRingStages)
+      hw::mbarrier_wait(&c.sm.barrier.empty[stage], empty_parity, c.dog, L::kWaitRingFree);
+    hw::sync_warp(); // no lane may still be waiting for a phase when lane 0 sets off the next one
+    ++handed_out;
+    ++in_flight;
+  }
+
+  MF_DEVICE void advance()
+  {
+    if(++stage == L::kRingStages) {
+      stage = 0;
+      empty_parity ^= 1;
+    }
+  }
+};
+
+// Barriers and small tables; before sync_cta.
+template <class L>
+MF_DEVICE void init_barriers(const Context<L> &c)
+{
+  auto &sm = c.sm;
+  if(c.lane == 0) {
+    MF_UNROLL
+    for(int i = 0; i < L::kReduceBuffers; ++i) {
+      hw::mbarrier_init(&sm.barrier.reduce_full[i], 8);
+      hw::mbarrier_init(&sm.barrier.reduce_empty[i], 1);
+    }
+    MF_UNROLL
+    for(int i = 0; i < L::kScaleSlots; ++i)
+      hw::mbarrier_init(&sm.barrier.scales[i], 32);
+    MF_UNROLL
+    for(int i = 0; i < L::kRingStages; ++i) {
+      hw::mbarrier_init(&sm.barrier.full[i], 1);
+      hw::mbarrier_init(&sm.barrier.empty[i], 8);
+    }
+    hw::mbarrier_init_fence();
+  }
+  if(c.lane < L::kReduceBuffers)
+    sm.published[c.lane] = 0;
+  if(c.lane < L::kHLoaders)
+    sm.h_loaded[c.lane] = 0;
+  if(c.lane < L::kTicketQueue)
+    sm.ticket[c.lane] = 0;
+}
+
+// The scale rows of a unit's 8 gate and 8 up features, on a barrier of their own: their latency must not count in the cap.
+template <class L>
+MF_DEVICE void copy_scale_rows(const Context<L> &c, int turn, int expert, int feature_block)
+{
+  constexpr int kPieces = L::kKBlocks / 4; // of 16 bytes, per row
+  const int slot = turn % L::kScaleSlots;
+  const float *rows = c.p.s13 + ((size_t)expert * 2 * L::kHBlocks + feature_block) * L::kKBlocks;
+  if(c.lane < 2 * kPieces) {
+    const int from = c.lane < kPieces ? c.lane * 4 : (c.lane - kPieces) * 4 + L::kHBlocks * L::kKBlocks;
+    hw::copy_async_16(&c.sm.up_scale[slot][0][0] + c.lane * 4, rows + from);
+  }
+  hw::copy_async_arrive(&c.sm.barrier.scales[slot]);
+}
+
+// One token: the remaining picks are there. Passes the list on to everybody and returns its length.
+template <class L>
+MF_DEVICE int finish_list(const Context<L> &c)
+{
+  hw::barrier_sync(L::kBarrierPicked, 64);
+  hw::barrier_arrive(L::kBarrierListed, L::kThreads);
+  return c.sm.active;
+}
+
+// The whole of the producer's work behind sync_cta.
+template <class L>
+MF_DEVICE void stream_weights(const Context<L> &c, const hw::TensorMap &up_map, const hw::TensorMap &down_map)
+{
+  auto &sm = c.sm;
+  const uint64_t policy = c.p.evict_first ? hw::policy_evict_first() : hw::policy_evict_normal();
+  const int static_rounds = c.static_rounds();
+  RingWriter<L> ring(c);
+
+  hw::barrier_sync(L::kBarrierRouted, 32 * (c.p.tokens + 1));
+  bool listed = c.p.tokens > 1;
+  int active;
+  if(listed) {
+    active = list_experts(c);
+    hw::barrier_arrive(L::kBarrierListed, L::kThreads);
+  } else {
+    active = sm.active_first; // may turn out smaller, but not below the slots of the first units
+  }
+
+  // Up: turn n is unit cta + n * grid for the static rounds, a ticket from then on. One stage per iteration.
+  int turn = 0, chunk = 0, k = 0, unit = 0, unit_row = 0;
+  MF_LOOP
+  for(;;) {
+    if(!listed && ring.handed_out > 0 && (chunk == 0 || ring.full())) {
+      active = finish_list(c);
+      listed = true;
+    }
+    int expert = 0;
+    if(chunk == 0) {
+      unit = c.cta + L::kGridCtas * turn;
+      if(turn >= static_rounds) {
+        uint32_t *ticket = &sm.ticket[turn % L::kTicketQueue];
+        unit = (int)hw::wait_shared_nonzero(ticket, c.dog, L::kWaitTicket) - 1;
+        hw::sync_warp(); // all lanes have read it
+        if(c.lane == 0)
+          hw::store_shared_relaxed(ticket, 0);
+      }
+      if((uint32_t)unit >= (uint32_t)(active * L::kUnits)) // (a ticket that the watchdog gave up is -1)
+        break;
+      const int slot = unit / L::kUnits;
+      expert = sm.experts[slot] & 0xFFFF;
+      unit_row = expert * (2 * L::kUnits) + (unit - slot * L::kUnits);
+      k = c.p.rotate_k ? unit % L::kUnitStages : 0;
+    }
+    ring.acquire();
+    if(c.lane == 0) {
+      hw::Mbarrier *full = &sm.barrier.full[ring.stage];
+      sm.stage_unit[ring.stage] = unit;
+      hw::mbarrier_arrive_expect(full, L::kStageBytes);
+      hw::copy_tensor_5d(sm.ring[ring.stage], &up_map, 0, 0, 0, unit_row, k * L::kStageKBlocks, full, policy);
+    }
+    if(chunk == 0)
+      copy_scale_rows(c, turn, expert, unit % L::kUnits / 16);
+    hw::sync_warp();
+    ring.advance();
+    if(++k == L::kUnitStages)
+      k = 0;
+    if(++chunk == L::kUnitStages) {
+      chunk = 0;
+      ++turn;
+    }
+  }
+  if(!listed)
+    active = finish_list(c);
+
+  if(c.cta >= L::kDownCtas || active == 0) { // no rows to come: an empty stage ends the up phase
+    ring.acquire();
+    if(c.lane == 0) {
+      sm.stage_unit[ring.stage] = L::kEndOfUnits;
+      hw::mbarrier_arrive(&sm.barrier.full[ring.stage]);
+    }
+    return;
+  }
+
+  // Down: the CTA's rows of every active expert. The first stages are held back a little: other CTAs still need up weights.
+  MF_LOOP
+  for(int slot = 0; slot < active; slot += L::kDownSlots) {
+    MF_LOOP
+    for(int piece = 0; piece < L::kDownPieces; ++piece) {
+      ring.set_limit(slot * L::kDownPieces + piece * L::kDownSlots < 4 * L::kDownSlots ? c.p.first_down_flight : c.p.flight);
+      ring.acquire();
+      if(c.lane == 0) {
+        hw::Mbarrier *full = &sm.barrier.full[ring.stage];
+        sm.stage_unit[ring.stage] = L::kEndOfUnits;
+        hw::mbarrier_arrive_expect(full, smaller(L::kDownSlots, active - slot) * L::kDownCopyBytes);
+        MF_UNROLL
+        for(int j = 0; j < L::kDownSlots; ++j) {
+          if(slot + j < active) {
+            const int expert = sm.experts[slot + j] & 0xFFFF;
+            hw::copy_tensor_3d(sm.ring[ring.stage] + j * L::kDownCopyBytes, &down_map, 0, expert * L::kHidden + c.cta * L::kDownRows,
+                               piece * L::kDownKBlocks, full, policy);
+          }
+        }
+      }
+      hw::sync_warp();
+      ring.advance();
+    }
+  }
+}
+
+} // namespace stream

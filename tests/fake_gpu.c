@@ -1,0 +1,264 @@
+/* fake_gpu.c - a GPU whose kernels work: fake_libcuda.c plus host functions for the tuner's own kernels and for the kernel family `stream`.
+ *
+ * Built as build/tests/libfakegpu.so and used like libfakecuda.so (MOEFORGE_LIBCUDA). Launches outside graphs compute what the kernel would; launches
+ * in graphs write zeros and take their scripted time. So the whole of `moeforge tune` runs on it, with times that repeat to the bit.
+ *
+ * FAKEGPU_WRONG=<schedule value of flight>: kernels launched with that many stages in flight return one wrong element; FAKEGPU_HANG=<value>: they
+ * hang; FAKEGPU_CRASH=<value>: the process is killed by SIGSEGV. FAKEGPU_SLEEP_US=<us>: each graph launch lasts that long, so that a test has
+ * time to kill the tuner. */
+#include "fake_libcuda.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdint.h>
+
+#include "datagen.h"
+#include "moeforge_recipe.h"
+#include "reference.h"
+#include "stream/params.h"
+
+extern fakecuda_on_launch_fn fakecuda_on_launch;
+
+#define MAX_TENSORS 256
+
+/* Which weights were made where: the functions below make them again instead of reading gigabytes. */
+static struct {
+  const void *address;
+  uint64_t seed;
+} tensors[MAX_TENSORS];
+static int ntensors;
+
+static void remember(const void *address, uint64_t seed)
+{
+  for(int i = 0; i < ntensors; i++) {
+    if(tensors[i].address == address) {
+      tensors[i].seed = seed;
+      return;
+    }
+  }
+  if(ntensors < MAX_TENSORS) {
+    tensors[ntensors].address = address;
+    tensors[ntensors++].seed = seed;
+  }
+}
+
+static uint64_t seed_of(const void *address)
+{
+  for(int i = 0; i < ntensors; i++) {
+    if(tensors[i].address == address)
+      return tensors[i].seed;
+  }
+  fprintf(stderr, "fake GPU: weights at %p were never generated\n", address);
+  abort();
+}
+
+static uint64_t u64(const struct fakecuda_launch *l, int i)
+{
+  uint64_t v = 0;
+  memcpy(&v, l->params[i], l->sizes[i] < 8 ? l->sizes[i] : 8);
+  return v;
+}
+
+static void *pointer(const struct fakecuda_launch *l, int i)
+{
+  return (void *)(uintptr_t)u64(l, i);
+}
+
+/* The problem that a stream kernel was emitted for: the tests use one shape (specs/models/tiny.yaml). */
+static struct mf_problem tiny_problem(void)
+{
+  struct mf_problem p;
+  memset(&p, 0, sizeof(p));
+  p.struct_size = sizeof(p);
+  p.experts = p.expert_count = 64;
+  p.top_k = 4;
+  p.hidden = 1024;
+  p.intermediate = 256;
+  p.groups = p.groups_kept = 1;
+  p.renormalize = 1;
+  return p;
+}
+
+/* q[i] * s of a quantised vector of 'count' values. */
+static void quantise(const float *values, int count, float *out)
+{
+  for(int first = 0; first < count; first += 128) {
+    uint8_t q[128];
+    const float s = reference_quantise(values + first, 128, MF_ACT_SCALE_F32, q);
+    for(int i = 0; i < 128; i++)
+      out[first + i] = e4m3_to_float(q[i]) * s;
+  }
+}
+
+/* The bytes of a generated tensor, made when first needed and kept. */
+static const uint8_t *tensor_bytes(uint64_t seed, enum data_stream stream, size_t count)
+{
+  static struct {
+    uint64_t seed;
+    enum data_stream stream;
+    uint8_t *bytes;
+  } kept[64];
+  int i = 0;
+  while(i < 64 && kept[i].bytes != NULL && (kept[i].seed != seed || kept[i].stream != stream))
+    i++;
+  if(i == 64)
+    abort();
+  if(kept[i].bytes == NULL) {
+    kept[i].seed = seed;
+    kept[i].stream = stream;
+    kept[i].bytes = malloc(count);
+    data_weights(seed, stream, 0, count, kept[i].bytes);
+  }
+  return kept[i].bytes;
+}
+
+/* Row 'row' of a generated matrix with 'columns' columns times x. */
+static double dot_row(const struct mf_problem *p, uint64_t seed, enum data_stream weights, enum data_stream scales, uint64_t row, uint64_t scale_row, int columns,
+                      const float *x)
+{
+  static _Thread_local float s[64], value[256];
+  const size_t count = (size_t)p->experts * (size_t)p->intermediate * (size_t)p->hidden * (weights == DATA_W13 ? 2 : 1);
+  const uint8_t *bytes = tensor_bytes(seed, weights, count) + row * (uint64_t)columns;
+  double sum = 0;
+  if(value[1] == 0) {
+    for(int i = 0; i < 256; i++)
+      value[i] = e4m3_to_float((uint8_t)i);
+  }
+  data_scales(seed, scales, p, scale_row * (uint64_t)(columns / 128), (size_t)columns / 128, s);
+  for(int b = 0; b < columns / 128; b++) {
+    float part[8] = {0};
+    for(int i = 0; i < 128; i++)
+      part[i % 8] += value[bytes[b * 128 + i]] * x[b * 128 + i];
+    for(int i = 0; i < 8; i++)
+      sum += (double)part[i] * (double)s[b];
+  }
+  return sum;
+}
+
+/* h of one expert for one token, rounded to bf16. */
+static void up(const struct mf_problem *p, uint64_t seed, int expert, const float *x, uint16_t *h)
+{
+  const uint64_t n = (uint64_t)p->intermediate, first = (uint64_t)expert * 2 * n;
+  for(uint64_t f = 0; f < n; f++) {
+    const double gate = dot_row(p, seed, DATA_W13, DATA_S13, first + f, (first + f) / 128, p->hidden, x);
+    const double value = dot_row(p, seed, DATA_W13, DATA_S13, first + n + f, (first + n + f) / 128, p->hidden, x);
+    h[f] = bf16_from_float((float)(gate / (1 + exp(-gate)) * value));
+  }
+}
+
+/* The experts of one token in the kernel's rank order: with one token as picked, else by index. */
+static void rank_order(const struct routing_result *r, int token, int order[MAX_TOP_K])
+{
+  for(int j = 0; j < r->top_k; j++)
+    order[j] = j;
+  for(int a = 0; r->tokens > 1 && a < r->top_k; a++) {
+    for(int b = a + 1; b < r->top_k; b++) {
+      const int32_t x = r->ids[token * r->top_k + order[a]], y = r->ids[token * r->top_k + order[b]];
+      if(y >= 0 && (x < 0 || y < x)) {
+        const int swap = order[a];
+        order[a] = order[b];
+        order[b] = swap;
+      }
+    }
+  }
+}
+
+static void moe_token(const struct mf_problem *p, const struct mf_stream_params *a, const struct routing_result *r, int token, uint64_t seed, char *h_buffer)
+{
+  static _Thread_local float x[8192], xq[8192], h[8192], hq[MAX_TOP_K][8192];
+  const uint16_t *row = (const uint16_t *)a->x + (size_t)token * (size_t)a->x_pitch;
+  char *ws = a->workspace;
+  int order[MAX_TOP_K];
+  for(int i = 0; i < p->hidden; i++)
+    x[i] = bf16_to_float(row[i]);
+  quantise(x, p->hidden, xq);
+  rank_order(r, token, order);
+  for(int rank = 0; rank < p->top_k; rank++) {
+    const int32_t expert = r->ids[token * r->top_k + order[rank]];
+    uint16_t *out = (uint16_t *)(void *)h_buffer + (size_t)(token * p->top_k + rank) * (size_t)p->intermediate;
+    ((int32_t *)(void *)(ws + MF_STREAM_WS_IDS))[token * p->top_k + rank] = expert;
+    ((float *)(void *)(ws + MF_STREAM_WS_WEIGHTS))[token * p->top_k + rank] = expert >= 0 ? r->weights[token * r->top_k + order[rank]] : 0;
+    if(expert < 0)
+      continue;
+    up(p, seed, expert, xq, out);
+    for(int f = 0; f < p->intermediate; f++) {
+      h[f] = bf16_to_float(out[f]);
+      out[f] = (uint16_t)~out[f];
+    }
+    quantise(h, p->intermediate, hq[rank]);
+  }
+  for(int c = 0; c < p->hidden; c++) {
+    double y = 0;
+    for(int rank = 0; rank < p->top_k; rank++) {
+      const int32_t expert = r->ids[token * r->top_k + order[rank]];
+      const uint64_t w2_row = (uint64_t)expert * (uint64_t)p->hidden + (uint64_t)c;
+      if(expert >= 0)
+        y += (double)r->weights[token * r->top_k + order[rank]] * dot_row(p, seed, DATA_W2, DATA_S2, w2_row, w2_row / 128, p->intermediate, hq[rank]);
+    }
+    ((uint16_t *)a->out)[(size_t)token * (size_t)a->out_pitch + (size_t)c] = bf16_from_float((float)y);
+  }
+}
+
+static long env_number(const char *name)
+{
+  const char *text = getenv(name);
+  return text != NULL ? atol(text) : -1;
+}
+
+/* What test scripts ask of kernels with a certain in-flight cap. */
+static void misbehave(const struct mf_stream_params *a)
+{
+  if(env_number("FAKEGPU_HANG") == a->flight) {
+    for(;;)
+      pause();
+  }
+  if(env_number("FAKEGPU_CRASH") == a->flight)
+    raise(SIGSEGV);
+  if(env_number("FAKEGPU_WRONG") == a->flight)
+    ((uint16_t *)a->out)[17] = bf16_from_float(bf16_to_float(((uint16_t *)a->out)[17]) * 1.5f + 0.25f);
+}
+
+static void run_moe(const struct fakecuda_launch *l)
+{
+  struct mf_problem p = tiny_problem();
+  struct mf_stream_params a;
+  struct fakecuda_map map;
+  struct routing_result r;
+  uint32_t *launches;
+  char *h_buffer, *other;
+  memcpy(&a, l->params[0], sizeof(a));
+  memcpy(&map, l->params[1], sizeof(map));
+  launches = (uint32_t *)(void *)((char *)a.workspace + MF_STREAM_WS_LAUNCHES);
+  h_buffer = (char *)a.workspace + MF_STREAM_WS_H + (launches[0] & 1) * (size_t)MF_STREAM_WS_H_BYTES(p.top_k, p.intermediate);
+  other = (char *)a.workspace + MF_STREAM_WS_H + (~launches[0] & 1) * (size_t)MF_STREAM_WS_H_BYTES(p.top_k, p.intermediate);
+  memset(other, 0, (size_t)MF_STREAM_WS_H_BYTES(p.top_k, p.intermediate));
+  reference_route(&p, a.tokens, a.logits, NULL, a.scaling, &r);
+  for(int t = 0; t < a.tokens; t++)
+    moe_token(&p, &a, &r, t, seed_of((const void *)(uintptr_t)map.address), h_buffer);
+  for(unsigned c = 0; c < l->grid[0]; c++)
+    launches[c]++;
+  misbehave(&a);
+}
+
+static void run_kernel(void *context, const struct fakecuda_launch *l)
+{
+  (void)context;
+  if(strcmp(l->kernel, "mf_gen_weights") == 0) {
+    data_weights(u64(l, 3), (enum data_stream)u64(l, 4), u64(l, 1), (size_t)(u64(l, 2) < 4096 ? u64(l, 2) : 4096), pointer(l, 0));
+    remember(pointer(l, 0), u64(l, 3));
+  } else if(strcmp(l->kernel, "mf_moe") == 0 && !l->captured) {
+    run_moe(l);
+  } else if(strcmp(l->kernel, "mf_moe") == 0) {
+    struct mf_stream_params a;
+    memcpy(&a, l->params[0], sizeof(a));
+    for(int t = 0; t < a.tokens; t++)
+      memset((uint16_t *)a.out + (size_t)t * (size_t)a.out_pitch, 0, (size_t)tiny_problem().hidden * 2);
+  } else if(strcmp(l->kernel, "mf_floor") == 0 && env_number("FAKEGPU_SLEEP_US") > 0) {
+    usleep((useconds_t)env_number("FAKEGPU_SLEEP_US"));
+  }
+}
+
+__attribute__((constructor)) static void install(void)
+{
+  fakecuda_on_launch(run_kernel, NULL);
+}

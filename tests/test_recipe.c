@@ -1,0 +1,552 @@
+/* test_recipe.c - recipes: validation of hostile bytes, binding (every tensor map parameter), launching (every argument byte), against the scripted driver. */
+#include "fake_libcuda.h"
+#include "recipe.h"
+#include "recipe_fixture.h"
+
+#include <check.h>
+#include <math.h>
+#include <stddef.h>
+
+/* ---- validation ---- */
+START_TEST(fixture_is_valid)
+{
+  const struct mf_recipe r = fixture_recipe();
+  ck_assert_int_eq(recipe_validate(&r, sizeof(r)), MF_OK);
+}
+END_TEST
+
+/* One value put at a place of a good recipe, and what must come of it. */
+#define PUT(member, value_, status_) {offsetof(struct mf_recipe, member), sizeof(((struct mf_recipe *)0)->member), (value_), (status_), #member " = " #value_}
+static const struct {
+  size_t offset, size;
+  uint64_t value;
+  enum mf_status status;
+  const char *what;
+} mutations[] = {
+    PUT(magic, 0, MF_ERR_CORRUPT),
+    PUT(version, 0, MF_ERR_CORRUPT),
+    PUT(version, 2, MF_ERR_NEWER_FORMAT),
+    PUT(size, 8, MF_ERR_CORRUPT),
+    PUT(flags, 4, MF_ERR_CORRUPT),
+    PUT(flags, 3, MF_OK),
+    PUT(kernel[0], 0, MF_ERR_CORRUPT),
+    PUT(kernel[0], ' ', MF_ERR_CORRUPT),
+    PUT(grid[0], 0, MF_ERR_CORRUPT),
+    PUT(grid[1], 65536, MF_ERR_CORRUPT),
+    PUT(block[0], 0, MF_ERR_CORRUPT),
+    PUT(block[1], 3, MF_ERR_CORRUPT),
+    PUT(block[0], 1025, MF_ERR_CORRUPT),
+    PUT(shared_bytes, 0x80000000u, MF_ERR_CORRUPT),
+    PUT(tokens_min, 0, MF_ERR_CORRUPT),
+    PUT(tokens_min, 9, MF_ERR_CORRUPT),
+    PUT(tokens_max, 0, MF_ERR_CORRUPT),
+    PUT(workspace_bytes, 16383, MF_ERR_CORRUPT),
+    PUT(workspace_bytes, UINT64_MAX, MF_ERR_CORRUPT),
+    PUT(workspace_zero_bytes, 20001, MF_ERR_CORRUPT),
+    PUT(block_bytes, 0, MF_ERR_CORRUPT),
+    PUT(block_bytes, 383, MF_ERR_CORRUPT),
+    PUT(block_bytes, MF_RECIPE_MAX_BLOCK + 1, MF_ERR_CORRUPT),
+    PUT(nparams, 0, MF_ERR_CORRUPT),
+    PUT(nparams, MF_RECIPE_MAX_PARAMS + 1, MF_ERR_CORRUPT),
+    PUT(nfields, MF_RECIPE_MAX_FIELDS + 1, MF_ERR_CORRUPT),
+    PUT(nfields, UINT32_MAX, MF_ERR_CORRUPT),
+    PUT(nmaps, MF_RECIPE_MAX_MAPS + 1, MF_ERR_CORRUPT),
+    PUT(nmaps, 1, MF_ERR_CORRUPT), /* a field uses map 1 */
+    PUT(h_offset, 12000, MF_ERR_CORRUPT),
+    PUT(h_offset, UINT64_MAX - 3, MF_ERR_CORRUPT),
+    PUT(h_buffer_bytes, UINT64_MAX / 2 + 1, MF_ERR_CORRUPT),
+    PUT(launch_count_offset, 20000, MF_ERR_CORRUPT),
+    PUT(launch_count_offset, 2, MF_ERR_CORRUPT),
+    PUT(status_offset, UINT64_MAX, MF_ERR_CORRUPT),
+    PUT(params[0].offset, 384, MF_ERR_CORRUPT),
+    PUT(params[1].size, 257, MF_ERR_CORRUPT),
+    PUT(params[1].size, 0, MF_ERR_CORRUPT),
+    PUT(params[1].offset, UINT32_MAX, MF_ERR_CORRUPT),
+    PUT(fields[0].source, 10, MF_ERR_CORRUPT),
+    PUT(fields[0].source, 40, MF_ERR_CORRUPT),
+    PUT(fields[0].size, 4, MF_ERR_CORRUPT),
+    PUT(fields[0].size, 0, MF_ERR_CORRUPT),
+    PUT(fields[0].size, 12, MF_ERR_CORRUPT),
+    PUT(fields[0].offset, 380, MF_ERR_CORRUPT),
+    PUT(fields[0].offset, 4, MF_ERR_CORRUPT),
+    PUT(fields[0].offset, UINT32_MAX - 7, MF_ERR_CORRUPT),
+    PUT(fields[8].value, UINT64_MAX, MF_ERR_CORRUPT),  /* stride multiplier -1 */
+    PUT(fields[8].value, 1u << 20, MF_ERR_CORRUPT),
+    PUT(fields[15].value, 2, MF_ERR_CORRUPT),          /* tensor map number */
+    PUT(fields[15].value, UINT64_MAX, MF_ERR_CORRUPT),
+    PUT(fields[15].offset, 160, MF_ERR_CORRUPT),       /* not 64-aligned */
+    PUT(fields[15].offset, 320, MF_ERR_CORRUPT),
+    PUT(maps[0].base, MF_SRC_X, MF_ERR_CORRUPT),
+    PUT(maps[0].rank, 0, MF_ERR_CORRUPT),
+    PUT(maps[0].rank, 6, MF_ERR_CORRUPT),
+    PUT(maps[0].swizzle, 16, MF_ERR_CORRUPT),
+    PUT(maps[0].swizzle, 64, MF_ERR_CORRUPT),          /* box wider than the swizzle */
+    PUT(maps[0].promotion, 32, MF_ERR_CORRUPT),
+    PUT(maps[0].dim[4], 0, MF_ERR_CORRUPT),
+    PUT(maps[0].dim[0], UINT64_MAX, MF_ERR_CORRUPT),
+    PUT(maps[0].box[0], 24, MF_ERR_CORRUPT),
+    PUT(maps[0].box[1], 0, MF_ERR_CORRUPT),
+    PUT(maps[0].box[1], 257, MF_ERR_CORRUPT),
+    PUT(maps[0].stride[0].source, MF_SRC_X_STRIDE, MF_ERR_CORRUPT),
+    PUT(maps[0].stride[3].value, 0, MF_ERR_CORRUPT),
+    PUT(maps[0].stride[3].value, UINT64_MAX, MF_ERR_CORRUPT),
+    PUT(maps[1].stride[1].value, UINT64_MAX, MF_OK),   /* beyond the rank: not used */
+    PUT(maps[2].rank, 77, MF_OK),                      /* beyond nmaps */
+};
+
+START_TEST(mutated_values)
+{
+  struct mf_recipe r = fixture_recipe();
+  memcpy((char *)&r + mutations[_i].offset, &mutations[_i].value, mutations[_i].size);
+  ck_assert_msg(recipe_validate(&r, sizeof(r)) == mutations[_i].status, "%s: %s", mutations[_i].what, mf_status_name(recipe_validate(&r, sizeof(r))));
+}
+END_TEST
+
+START_TEST(unterminated_name)
+{
+  struct mf_recipe r = fixture_recipe();
+  memset(r.kernel, 'a', sizeof(r.kernel));
+  ck_assert_int_eq(recipe_validate(&r, sizeof(r)), MF_ERR_CORRUPT);
+}
+END_TEST
+
+START_TEST(wrong_length)
+{
+  const struct mf_recipe r = fixture_recipe();
+  ck_assert_int_eq(recipe_validate(&r, 0), MF_ERR_CORRUPT);
+  ck_assert_int_eq(recipe_validate(&r, 12), MF_ERR_CORRUPT);
+  ck_assert_int_eq(recipe_validate(&r, sizeof(r) - 1), MF_ERR_CORRUPT);
+}
+END_TEST
+
+/* ---- with the scripted driver ---- */
+static struct cuda_api api;
+static CUcontext context;
+static unsigned char weights_memory[4][64] __attribute__((aligned(256)));
+
+static struct mf_weights fixture_weights(void)
+{
+  struct mf_weights w;
+  memset(&w, 0, sizeof(w));
+  w.struct_size = sizeof(w);
+  w.w13 = weights_memory[0];
+  w.w2 = weights_memory[1];
+  w.s13 = (const float *)(const void *)weights_memory[2];
+  w.s2 = (const float *)(const void *)weights_memory[3];
+  return w;
+}
+
+static void start(const char *script)
+{
+  char why[256] = "";
+  fakecuda_use(script, NULL);
+  ck_assert_msg(cuda_api_open(&api, why, sizeof(why)) == 0, "%s", why);
+  ck_assert_int_eq(api.p_cuInit(0), CUDA_SUCCESS);
+  ck_assert_int_eq(api.p_cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+  ck_assert_int_eq(api.p_cuCtxPushCurrent(context), CUDA_SUCCESS);
+}
+
+/* Whatever validation lets through must be safe to bind and launch: random bytes over a good recipe, under the sanitizers. */
+START_TEST(random_recipes_are_safe)
+{
+  const struct mf_problem problem = fixture_problem();
+  const struct mf_weights w = fixture_weights();
+  uint64_t state = 88172645463325252u;
+  int passed = 0;
+  start("sms=200");
+  for(int round = 0; round < 20000; round++) {
+    struct mf_recipe r = fixture_recipe();
+    struct recipe_block block;
+    for(int flips = 1 + round % 3; flips > 0; flips--) {
+      state ^= state << 13;
+      state ^= state >> 7;
+      state ^= state << 17;
+      ((unsigned char *)&r)[(state >> 20) % sizeof(r)] = (unsigned char)(state >> 8);
+    }
+    if(recipe_validate(&r, sizeof(r)) != MF_OK)
+      continue;
+    passed++;
+    recipe_bind(&api, &r, &problem, &w, &block);
+  }
+  ck_assert_int_gt(passed, 1000); /* the interesting part is not refused as a whole */
+}
+END_TEST
+
+static void expect_map(const unsigned char *bytes, const struct fakecuda_map *expected)
+{
+  struct fakecuda_map map;
+  memcpy(&map, bytes, sizeof(map));
+  ck_assert_mem_eq(&map, expected, sizeof(map));
+}
+
+START_TEST(bind_encodes_maps)
+{
+  const struct mf_problem problem = fixture_problem();
+  const struct mf_recipe r = fixture_recipe();
+  struct mf_weights w = fixture_weights();
+  struct recipe_block block;
+  struct fakecuda_map up = {.magic = FAKECUDA_MAP_MAGIC, .type = CU_TENSOR_MAP_DATA_TYPE_UINT8, .rank = 5, .interleave = CU_TENSOR_MAP_INTERLEAVE_NONE,
+                            .swizzle = CU_TENSOR_MAP_SWIZZLE_128B, .promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                            .fill = CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE, .box = {128, 8, 2, 1, 4}, .element_stride = {1, 1, 1, 1, 1},
+                            .dim = {128, 8, 2, 512, 4}, .stride = {512, 512 * 128, 8 * 512, 128}};
+  struct fakecuda_map down = {.magic = FAKECUDA_MAP_MAGIC, .type = CU_TENSOR_MAP_DATA_TYPE_UINT8, .rank = 2, .swizzle = CU_TENSOR_MAP_SWIZZLE_64B,
+                              .promotion = CU_TENSOR_MAP_L2_PROMOTION_NONE, .box = {64, 16}, .element_stride = {1, 1}, .dim = {128, 8192}, .stride = {128}};
+  start("");
+  up.address = (uintptr_t)w.w13;
+  down.address = (uintptr_t)w.w2;
+  ck_assert_int_eq(recipe_bind(&api, &r, &problem, &w, &block), MF_OK);
+  expect_map(block.bytes + 128, &up);
+  expect_map(block.bytes + 256, &down);
+  w.w13_row_stride = 528; /* padded rows scale the strides that are multiples of a row, and only those */
+  w.w2_row_stride = 144;
+  up.stride[0] = 528;
+  up.stride[1] = 528 * 128;
+  up.stride[2] = 8 * 528;
+  down.stride[0] = 144;
+  ck_assert_int_eq(recipe_bind(&api, &r, &problem, &w, &block), MF_OK);
+  expect_map(block.bytes + 128, &up);
+  expect_map(block.bytes + 256, &down);
+}
+END_TEST
+
+/* A change of good weights, and what bind must say. */
+#define BAD_WEIGHTS(X)                                                                                      \
+  X(w.w13 = NULL, MF_ERR_USAGE) X(w.s13 = NULL, MF_ERR_USAGE) X(w.w2 = NULL, MF_ERR_USAGE) X(w.s2 = NULL, MF_ERR_USAGE) \
+  X(w.w13 = weights_memory[0] + 8, MF_MISS_LAYOUT) X(w.w2 = weights_memory[1] + 1, MF_MISS_LAYOUT)          \
+  X(w.s2 = (const float *)(const void *)(weights_memory[3] + 4), MF_OK)                                     \
+  X(w.s2 = (const float *)(uintptr_t)((uintptr_t)weights_memory[3] + 2), MF_MISS_LAYOUT)                    \
+  X(w.w13_row_stride = 511, MF_ERR_USAGE) X(w.w13_row_stride = -1, MF_ERR_USAGE) X(w.w13_row_stride = 513, MF_MISS_LAYOUT) \
+  X(w.w2_row_stride = 127, MF_ERR_USAGE) X(w.w2_row_stride = 136, MF_MISS_LAYOUT)                           \
+  X(w.w13_row_stride = INT64_MAX, MF_ERR_USAGE) X(w.w13_row_stride = (int64_t)1 << 38, MF_MISS_LAYOUT)      \
+  X(w.routed_scaling = (float)INFINITY, MF_ERR_USAGE) X(problem.select_bias = 1, MF_ERR_USAGE)              \
+  X(w.bias = (const float *)(const void *)(weights_memory[3] + 4), MF_MISS_LAYOUT)
+
+START_TEST(bind_refuses)
+{
+  const struct mf_recipe r = fixture_recipe();
+  struct recipe_block block;
+  start("");
+#define TRY(change, status)                                                                     \
+  {                                                                                             \
+    struct mf_problem problem = fixture_problem();                                              \
+    struct mf_weights w = fixture_weights();                                                    \
+    change;                                                                                     \
+    ck_assert_msg(recipe_bind(&api, &r, &problem, &w, &block) == status, "%s", #change);        \
+  }
+  BAD_WEIGHTS(TRY)
+#undef TRY
+}
+END_TEST
+
+START_TEST(bind_reports_driver_refusal)
+{
+  const struct mf_problem problem = fixture_problem();
+  const struct mf_recipe r = fixture_recipe();
+  const struct mf_weights w = fixture_weights();
+  struct recipe_block block;
+  start("map_fail");
+  ck_assert_int_eq(recipe_bind(&api, &r, &problem, &w, &block), MF_MISS_LAYOUT);
+}
+END_TEST
+
+/* ---- launch ---- */
+struct seen {
+  int count;
+  struct fakecuda_launch launch;
+  struct fixture_params params;
+  struct fakecuda_map maps[2];
+};
+
+static void on_launch(void *opaque, const struct fakecuda_launch *launch)
+{
+  struct seen *seen = opaque;
+  seen->count++;
+  seen->launch = *launch;
+  ck_assert_int_eq(launch->nparams, 3);
+  ck_assert_uint_eq(launch->sizes[0], sizeof(seen->params));
+  memcpy(&seen->params, launch->params[0], sizeof(seen->params));
+  memcpy(&seen->maps[0], launch->params[1], sizeof(seen->maps[0]));
+  memcpy(&seen->maps[1], launch->params[2], sizeof(seen->maps[1]));
+}
+
+struct bench {
+  struct mf_problem problem;
+  struct mf_recipe recipe;
+  struct mf_weights weights;
+  struct mf_call call;
+  struct recipe_block block;
+  CUmodule module;
+  CUfunction function;
+  CUstream stream;
+  struct seen seen;
+};
+
+static unsigned char call_memory[3][16384] __attribute__((aligned(256)));
+
+static void bench_start(struct bench *b, const char *script)
+{
+  fakecuda_on_launch_fn *hook;
+  memset(b, 0, sizeof(*b));
+  start(script);
+  *(void **)(void *)&hook = fakecuda_symbol("fakecuda_on_launch");
+  hook(on_launch, &b->seen);
+  b->problem = fixture_problem();
+  b->recipe = fixture_recipe();
+  b->weights = fixture_weights();
+  b->call = (struct mf_call){.struct_size = sizeof(b->call), .tokens = 3, .x = call_memory[0], .logits = weights_memory, .out = call_memory[1],
+                             .workspace = call_memory[2]};
+  ck_assert_int_eq(recipe_bind(&api, &b->recipe, &b->problem, &b->weights, &b->block), MF_OK);
+  ck_assert_int_eq(recipe_load(&api, &b->recipe, FIXTURE_CUBIN, &b->module, &b->function), MF_OK);
+  ck_assert_int_eq(api.p_cuStreamCreate(&b->stream, 0), CUDA_SUCCESS);
+}
+
+static void bench_end(struct bench *b)
+{
+  ck_assert_int_eq(api.p_cuModuleUnload(b->module), CUDA_SUCCESS);
+  ck_assert_int_eq(api.p_cuStreamDestroy(b->stream), CUDA_SUCCESS);
+}
+
+static enum mf_status bench_launch(struct bench *b, CUresult *cr)
+{
+  return recipe_launch(&api, &b->recipe, b->function, &b->block, &b->problem, &b->call, b->stream, cr);
+}
+
+START_TEST(launch_passes_every_argument)
+{
+  struct fixture_params expected;
+  struct bench b;
+  bench_start(&b, "");
+  ck_assert_int_eq(bench_launch(&b, NULL), MF_OK);
+  ck_assert_int_eq(b.seen.count, 1);
+  memset(&expected, 0, sizeof(expected));
+  expected = (struct fixture_params){.x = (uintptr_t)b.call.x, .logits = (uintptr_t)b.call.logits, .s13 = (uintptr_t)b.weights.s13,
+                                     .s2 = (uintptr_t)b.weights.s2, .out = (uintptr_t)b.call.out, .workspace = (uintptr_t)b.call.workspace, .tokens = 3,
+                                     .x_stride = 512, .logits_stride = 16, .out_stride = 1024, .scaling = 1.0f, .constant = -7,
+                                     .w13_stride_twice = 1024, .w2_stride = 128};
+  ck_assert_mem_eq(&b.seen.params, &expected, sizeof(expected));
+  ck_assert_mem_eq(&b.seen.maps[0], b.block.bytes + 128, sizeof(b.seen.maps[0]));
+  ck_assert_mem_eq(&b.seen.maps[1], b.block.bytes + 256, sizeof(b.seen.maps[1]));
+  ck_assert_uint_eq(b.seen.launch.grid[0], 132);
+  ck_assert_uint_eq(b.seen.launch.block[0], 384);
+  ck_assert_uint_eq(b.seen.launch.shared_bytes, 200000);
+  ck_assert_int_eq(b.seen.launch.cooperative, 1);
+  ck_assert_int_eq(b.seen.launch.pdl, 0);
+  ck_assert_ptr_eq(b.seen.launch.stream, (void *)b.stream);
+  bench_end(&b);
+}
+END_TEST
+
+START_TEST(launch_patches_a_copy)
+{
+  struct recipe_block before;
+  struct bench b;
+  bench_start(&b, "");
+  before = b.block;
+  b.call.tokens = 2;
+  b.call.x_stride = 520;
+  b.call.out_stride = 513;
+  b.call.logits_stride = 24;
+  ck_assert_int_eq(bench_launch(&b, NULL), MF_OK);
+  ck_assert_mem_eq(&before, &b.block, sizeof(before));
+  ck_assert_int_eq(b.seen.params.tokens, 2);
+  ck_assert_int_eq(b.seen.params.x_stride, 520);
+  ck_assert_int_eq(b.seen.params.out_stride, 1026);
+  ck_assert_int_eq(b.seen.params.logits_stride, 24);
+  bench_end(&b);
+}
+END_TEST
+
+START_TEST(launch_attributes_follow_flags)
+{
+  struct bench b;
+  bench_start(&b, "");
+  for(uint32_t flags = 0; flags < 4; flags++) {
+    b.recipe.flags = flags;
+    ck_assert_int_eq(bench_launch(&b, NULL), MF_OK);
+    ck_assert_int_eq(b.seen.launch.cooperative, (flags & MF_RECIPE_COOPERATIVE) != 0);
+    ck_assert_int_eq(b.seen.launch.pdl, (flags & MF_RECIPE_PDL) != 0);
+  }
+  bench_end(&b);
+}
+END_TEST
+
+#define BAD_CALLS(X)                                                                                                        \
+  X(c->tokens = 9, MF_MISS_TOKENS) X(c->tokens = -1, MF_ERR_USAGE) X(c->x = NULL, MF_ERR_USAGE) X(c->logits = NULL, MF_ERR_USAGE) \
+  X(c->out = NULL, MF_ERR_USAGE) X(c->workspace = NULL, MF_ERR_USAGE) X(c->workspace = call_memory[2] + 128, MF_ERR_USAGE)   \
+  X(c->x_stride = 511, MF_ERR_USAGE) X(c->x_stride = -512, MF_ERR_USAGE) X(c->x_stride = 516, MF_MISS_LAYOUT)               \
+  X(c->out_stride = 511, MF_ERR_USAGE) X(c->logits_stride = 15, MF_ERR_USAGE) X(c->logits_stride = 17, MF_MISS_LAYOUT)      \
+  X(c->x_stride = (int64_t)1 << 33, MF_MISS_LAYOUT) X(c->x = call_memory[0] + 2, MF_MISS_LAYOUT)                            \
+  X(c->out_stride = (int64_t)1 << 30, MF_MISS_LAYOUT) X(c->out = call_memory[0] + 2048, MF_ERR_USAGE) X(c->tokens = INT32_MAX, MF_MISS_TOKENS)
+
+START_TEST(launch_refuses)
+{
+  struct bench b;
+  bench_start(&b, "");
+#define TRY(change, status)                                             \
+  {                                                                     \
+    const struct mf_call good = b.call;                                 \
+    struct mf_call *c = &b.call;                                        \
+    change;                                                             \
+    ck_assert_msg(bench_launch(&b, NULL) == status, "%s", #change);     \
+    b.call = good;                                                      \
+  }
+  BAD_CALLS(TRY)
+#undef TRY
+  ck_assert_int_eq(b.seen.count, 0);
+  bench_end(&b);
+}
+END_TEST
+
+START_TEST(one_row_needs_no_stride)
+{
+  struct bench b;
+  bench_start(&b, "");
+  b.call.tokens = 1;
+  b.call.x_stride = 513;
+  b.call.logits_stride = 17;
+  ck_assert_int_eq(bench_launch(&b, NULL), MF_OK);
+  bench_end(&b);
+}
+END_TEST
+
+START_TEST(no_tokens_launch_nothing)
+{
+  struct bench b;
+  bench_start(&b, "");
+  b.call = (struct mf_call){.struct_size = sizeof(b.call)};
+  ck_assert_int_eq(bench_launch(&b, NULL), MF_OK);
+  ck_assert_int_eq(b.seen.count, 0);
+  bench_end(&b);
+}
+END_TEST
+
+START_TEST(launch_failures)
+{
+  CUresult cr;
+  struct bench b;
+  bench_start(&b, "launch_fail");
+  ck_assert_int_eq(bench_launch(&b, &cr), MF_ERR_DEVICE);
+  ck_assert_int_eq(cr, CUDA_ERROR_LAUNCH_FAILED);
+  bench_end(&b);
+  bench_start(&b, "sms=131");
+  ck_assert_int_eq(bench_launch(&b, &cr), MF_MISS_SMS);
+  ck_assert_int_eq(cr, CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
+  bench_end(&b);
+}
+END_TEST
+
+/* In a capture the fake driver refuses allocation and synchronisation; the recorded launch keeps its arguments. */
+START_TEST(launch_is_capturable)
+{
+  CUgraph graph;
+  CUgraphExec exec;
+  struct bench b;
+  bench_start(&b, "");
+  ck_assert_int_eq(api.p_cuStreamBeginCapture(b.stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+  ck_assert_int_eq(bench_launch(&b, NULL), MF_OK);
+  b.call.tokens = 1;
+  ck_assert_int_eq(bench_launch(&b, NULL), MF_OK);
+  ck_assert_int_eq(api.p_cuStreamEndCapture(b.stream, &graph), CUDA_SUCCESS);
+  ck_assert_int_eq(b.seen.count, 0);
+  ck_assert_int_eq(api.p_cuGraphInstantiateWithFlags(&exec, graph, 0), CUDA_SUCCESS);
+  ck_assert_int_eq(api.p_cuGraphDestroy(graph), CUDA_SUCCESS);
+  ck_assert_int_eq(api.p_cuGraphLaunch(exec, b.stream), CUDA_SUCCESS);
+  ck_assert_int_eq(api.p_cuGraphLaunch(exec, b.stream), CUDA_SUCCESS);
+  ck_assert_int_eq(b.seen.count, 4);
+  ck_assert_int_eq(b.seen.params.tokens, 1);
+  ck_assert_int_eq(api.p_cuGraphExecDestroy(exec), CUDA_SUCCESS);
+  bench_end(&b);
+}
+END_TEST
+
+START_TEST(load_failures)
+{
+  struct mf_recipe r = fixture_recipe();
+  CUmodule module;
+  CUfunction function;
+  start("");
+  ck_assert_int_eq(recipe_load(&api, &r, "FAKECUBIN other 8\n", &module, &function), MF_ERR_CORRUPT);
+  ck_assert_int_eq(recipe_load(&api, &r, "this is no cubin at all, but long enough to look like the head of an ELF file", &module, &function), MF_ERR_CORRUPT);
+  r.shared_bytes = 300000;
+  ck_assert_int_eq(recipe_load(&api, &r, FIXTURE_CUBIN, &module, &function), MF_MISS_DEVICE);
+  start("load_fail");
+  ck_assert_int_eq(recipe_load(&api, &r, FIXTURE_CUBIN, &module, &function), MF_MISS_DEVICE);
+}
+END_TEST
+
+START_TEST(workspace_init_zeroes_what_it_must)
+{
+  const struct mf_recipe r = fixture_recipe();
+  CUdeviceptr ws;
+  unsigned char *bytes;
+  start("");
+  ck_assert_int_eq(api.p_cuMemAlloc(&ws, r.workspace_bytes), CUDA_SUCCESS);
+  ck_assert_int_eq(api.p_cuMemsetD8(ws, 0xff, r.workspace_bytes), CUDA_SUCCESS);
+  bytes = (unsigned char *)(uintptr_t)ws;
+  ck_assert_int_eq(recipe_workspace_init(&api, &r, bytes, NULL), MF_OK);
+  for(size_t i = 0; i < r.workspace_bytes; i++)
+    ck_assert_uint_eq(bytes[i], i < r.workspace_zero_bytes ? 0 : 0xff);
+  ck_assert_int_eq(recipe_workspace_init(&api, &r, NULL, NULL), MF_ERR_USAGE);
+  ck_assert_int_eq(recipe_workspace_init(&api, &r, bytes + 16, NULL), MF_ERR_USAGE);
+  ck_assert_int_eq(api.p_cuMemFree(ws), CUDA_SUCCESS);
+}
+END_TEST
+
+START_TEST(driver_library_reasons)
+{
+  char why[256];
+  setenv("MOEFORGE_LIBCUDA", "/nonexistent/libcuda.so", 1);
+  ck_assert_int_eq(cuda_api_open(&api, why, sizeof(why)), -1);
+  ck_assert_ptr_nonnull(strstr(why, "/nonexistent/libcuda.so"));
+  ck_assert_ptr_nonnull(strstr(why, "install the NVIDIA driver"));
+  setenv("MOEFORGE_LIBCUDA", "libm.so.6", 1); /* a library without the driver's functions */
+  ck_assert_int_eq(cuda_api_open(&api, why, sizeof(why)), -1);
+  ck_assert_ptr_nonnull(strstr(why, "lacks cuInit"));
+  ck_assert_ptr_null(strchr(why, '\n'));
+  ck_assert_ptr_null(api.library);
+}
+END_TEST
+
+START_TEST(unknown_script_items_are_refused)
+{
+  char why[256];
+  fakecuda_use("smms=3", NULL);
+  ck_assert_int_eq(cuda_api_open(&api, why, sizeof(why)), 0);
+  ck_assert_int_eq(api.p_cuInit(0), CUDA_ERROR_INVALID_VALUE);
+}
+END_TEST
+
+int main(void)
+{
+  Suite *suite = suite_create("recipe");
+  TCase *validate = tcase_create("validate"), *driver = tcase_create("driver");
+  SRunner *runner = srunner_create(suite);
+  int failed;
+  tcase_add_test(validate, fixture_is_valid);
+  tcase_add_loop_test(validate, mutated_values, 0, (int)(sizeof(mutations) / sizeof(mutations[0])));
+  tcase_add_test(validate, unterminated_name);
+  tcase_add_test(validate, wrong_length);
+  tcase_add_test(driver, random_recipes_are_safe);
+  tcase_add_test(driver, bind_encodes_maps);
+  tcase_add_test(driver, bind_refuses);
+  tcase_add_test(driver, bind_reports_driver_refusal);
+  tcase_add_test(driver, launch_passes_every_argument);
+  tcase_add_test(driver, launch_patches_a_copy);
+  tcase_add_test(driver, launch_attributes_follow_flags);
+  tcase_add_test(driver, launch_refuses);
+  tcase_add_test(driver, one_row_needs_no_stride);
+  tcase_add_test(driver, no_tokens_launch_nothing);
+  tcase_add_test(driver, launch_failures);
+  tcase_add_test(driver, launch_is_capturable);
+  tcase_add_test(driver, load_failures);
+  tcase_add_test(driver, workspace_init_zeroes_what_it_must);
+  tcase_add_test(driver, driver_library_reasons);
+  tcase_add_test(driver, unknown_script_items_are_refused);
+  tcase_set_timeout(driver, 60);
+  suite_add_tcase(suite, validate);
+  suite_add_tcase(suite, driver);
+  srunner_run_all(runner, CK_NORMAL);
+  failed = srunner_ntests_failed(runner);
+  srunner_free(runner);
+  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

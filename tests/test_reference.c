@@ -1,0 +1,564 @@
+/* test_reference.c - the reference operator: routing policies against hand-made and libm answers, the projections against a second implementation
+ * (model_kernel.h, exact accumulators), and the promises of reference.h: same bits for any number of threads, errors, degenerate inputs. */
+#include "reference.h"
+#include "model_kernel.h"
+
+#include <check.h>
+#include <dlfcn.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct mf_problem small_problem(void)
+{
+  const struct mf_problem p = {.struct_size = sizeof(p), .experts = 16, .top_k = 4, .hidden = 256, .intermediate = 128, .expert_count = 16,
+                               .groups = 1, .groups_kept = 1, .renormalize = 1};
+  return p;
+}
+
+/* Routes one token of f32 logits. */
+static void route_one(const struct mf_problem *problem, const float *logits, const float *bias, float scaling, struct routing_result *out)
+{
+  struct mf_problem p = *problem;
+  p.logits_dtype = MF_DTYPE_F32;
+  reference_route(&p, 1, logits, bias, scaling, out);
+}
+
+static void expect_ids(const struct routing_result *r, int count, const int *ids)
+{
+  for(int j = 0; j < count; j++)
+    ck_assert_msg(r->ids[j] == ids[j], "rank %d: expected expert %d, got %d", j, ids[j], (int)r->ids[j]);
+}
+#define EXPECT_IDS(r, ...) expect_ids(r, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (int[]){__VA_ARGS__})
+
+static void expect_weight(const struct routing_result *r, int rank, double want)
+{
+  ck_assert_msg(fabs((double)r->weights[rank] - want) <= 3e-7 * fabs(want) + 1e-30, "rank %d: expected weight %.9g, got %.9g", rank, want,
+                (double)r->weights[rank]);
+}
+
+/* --- Routing --- */
+
+static const float some_logits[16] = {0.5f, -1, 3, 2, 0, 1.5f, -2, 2.5f, -3, 1, 0.25f, -0.5f, 0.75f, -4, 1.25f, 1.75f}; /* best: 2, 7, 3, 15 */
+
+START_TEST(softmax_renormalised)
+{
+  struct mf_problem p = small_problem();
+  static struct routing_result r;
+  const double sum = exp(0) + exp(-0.5) + exp(-1) + exp(-1.25);
+  route_one(&p, some_logits, NULL, 1, &r);
+  EXPECT_IDS(&r, 2, 7, 3, 15);
+  expect_weight(&r, 0, 1 / sum);
+  expect_weight(&r, 1, exp(-0.5) / sum);
+  expect_weight(&r, 2, exp(-1) / sum);
+  expect_weight(&r, 3, exp(-1.25) / sum);
+  ck_assert_int_eq(r.active, 4);
+}
+END_TEST
+
+START_TEST(softmax_over_all_experts)
+{
+  struct mf_problem p = small_problem();
+  static struct routing_result r;
+  double sum = 0;
+  p.renormalize = 0;
+  for(int e = 0; e < 16; e++)
+    sum += exp((double)some_logits[e]);
+  route_one(&p, some_logits, NULL, 2.5f, &r);
+  expect_weight(&r, 0, 2.5 * exp(3) / sum);
+  expect_weight(&r, 3, 2.5 * exp(1.75) / sum);
+  route_one(&p, some_logits, NULL, 0, &r); /* 0 means 1 */
+  expect_weight(&r, 0, exp(3) / sum);
+}
+END_TEST
+
+START_TEST(topk_softmax_normalises_over_the_chosen)
+{
+  struct mf_problem p = small_problem(), q = p;
+  static struct routing_result r, s;
+  q.score = MF_SCORE_TOPK_SOFTMAX;
+  q.renormalize = 0;
+  route_one(&p, some_logits, NULL, 1, &r);
+  route_one(&q, some_logits, NULL, 1, &s);
+  ck_assert_mem_eq(r.weights, s.weights, 4 * sizeof(float));
+}
+END_TEST
+
+START_TEST(ties_go_to_the_lowest_expert)
+{
+  struct mf_problem p = small_problem();
+  static struct routing_result r;
+  float logits[16] = {0};
+  route_one(&p, logits, NULL, 1, &r);
+  EXPECT_IDS(&r, 0, 1, 2, 3);
+  expect_weight(&r, 3, 0.25);
+  for(int e = 0; e < 16; e++)
+    logits[e] = e % 2 == 0 ? -0.0f : 0.0f; /* equal */
+  logits[9] = 1;
+  route_one(&p, logits, NULL, 1, &r);
+  EXPECT_IDS(&r, 9, 0, 1, 2);
+  p.score = MF_SCORE_SIGMOID;
+  route_one(&p, logits, NULL, 1, &r);
+  EXPECT_IDS(&r, 9, 0, 1, 2);
+}
+END_TEST
+
+START_TEST(nan_is_never_selected)
+{
+  static struct routing_result r;
+  for(int score = MF_SCORE_SOFTMAX; score <= MF_SCORE_TOPK_SOFTMAX; score++) {
+    struct mf_problem p = small_problem();
+    float logits[16];
+    p.score = score;
+    memcpy(logits, some_logits, sizeof(logits));
+    logits[2] = NAN;
+    logits[3] = -NAN;
+    route_one(&p, logits, NULL, 1, &r);
+    EXPECT_IDS(&r, 7, 15, 5, 14);
+    for(int e = 0; e < 16; e++)
+      if(e != 6 && e != 13)
+        logits[e] = NAN;
+    route_one(&p, logits, NULL, 1, &r);
+    EXPECT_IDS(&r, 6, 13, -1, -1);
+    ck_assert(r.weights[2] == 0 && r.weights[3] == 0);
+    ck_assert(fabsf(r.weights[0] + r.weights[1] - 1) < 1e-6f);
+    ck_assert_int_eq(r.active, 2);
+    logits[6] = logits[13] = NAN;
+    route_one(&p, logits, NULL, 1, &r);
+    EXPECT_IDS(&r, -1, -1, -1, -1);
+    ck_assert_int_eq(r.active, 0);
+  }
+}
+END_TEST
+
+START_TEST(nan_bias_deselects)
+{
+  struct mf_problem p = small_problem();
+  static struct routing_result r;
+  float bias[16] = {0};
+  p.score = MF_SCORE_SIGMOID;
+  p.select_bias = 1;
+  bias[2] = NAN;
+  route_one(&p, some_logits, bias, 1, &r);
+  EXPECT_IDS(&r, 7, 3, 15, 5);
+}
+END_TEST
+
+START_TEST(neg_inf_is_selected_last_with_weight_zero)
+{
+  static struct routing_result r;
+  for(int score = MF_SCORE_SOFTMAX; score <= MF_SCORE_TOPK_SOFTMAX; score++)
+    for(int renormalize = 0; renormalize <= 1; renormalize++) {
+      struct mf_problem p = small_problem();
+      float logits[16];
+      p.score = score;
+      p.renormalize = renormalize;
+      for(int e = 0; e < 16; e++)
+        logits[e] = -INFINITY;
+      logits[11] = 0;
+      route_one(&p, logits, NULL, 1, &r);
+      EXPECT_IDS(&r, 11, 0, 1, 2);
+      ck_assert(r.weights[0] > 0);
+      for(int j = 1; j < 4; j++)
+        ck_assert(r.weights[j] == 0);
+      logits[11] = -INFINITY; /* nothing at all: no NaN */
+      route_one(&p, logits, NULL, 1, &r);
+      EXPECT_IDS(&r, 0, 1, 2, 3);
+      for(int j = 0; j < 4; j++)
+        ck_assert(r.weights[j] == 0);
+    }
+}
+END_TEST
+
+START_TEST(sigmoid_scores_and_bias)
+{
+  struct mf_problem p = small_problem();
+  static struct routing_result r;
+  float bias[16] = {0};
+  double sum;
+  p.score = MF_SCORE_SIGMOID;
+  p.select_bias = 1;
+  bias[8] = 2; /* the worst but one becomes the best */
+  bias[2] = -2;
+  route_one(&p, some_logits, bias, 2.5f, &r);
+  EXPECT_IDS(&r, 8, 7, 3, 15);
+  sum = 1 / (1 + exp(3)) + 1 / (1 + exp(-2.5)) + 1 / (1 + exp(-2)) + 1 / (1 + exp(-1.75));
+  expect_weight(&r, 0, 2.5 / (1 + exp(3)) / sum); /* weighed without the bias */
+  expect_weight(&r, 1, 2.5 / (1 + exp(-2.5)) / sum);
+  p.renormalize = 0;
+  route_one(&p, some_logits, bias, 2.5f, &r);
+  expect_weight(&r, 0, 2.5 / (1 + exp(3)));
+  route_one(&p, some_logits, NULL, 1, &r); /* no bias given */
+  EXPECT_IDS(&r, 2, 7, 3, 15);
+  p.select_bias = 0;
+  route_one(&p, some_logits, bias, 1, &r); /* a bias that the policy does not have is ignored */
+  EXPECT_IDS(&r, 2, 7, 3, 15);
+}
+END_TEST
+
+START_TEST(groups_by_their_two_best)
+{
+  struct mf_problem p = small_problem();
+  static struct routing_result r;
+  /* group 0: best single expert, weak second; groups 1 and 2: two good ones; group 3: equal to group 2 */
+  const float logits[16] = {6, -9, -9, -9, 2, 2, -9, 1, 1, 1.5f, -9, -9, 1.5f, 1, -9, -9};
+  p.score = MF_SCORE_SIGMOID;
+  p.groups = 4;
+  p.groups_kept = 2;
+  route_one(&p, logits, NULL, 1, &r);
+  EXPECT_IDS(&r, 4, 5, 9, 7); /* groups 1 and 2: not expert 0, not group 3, whose sum is equal to that of group 2 */
+  p.groups_kept = 1;
+  route_one(&p, logits, NULL, 1, &r);
+  EXPECT_IDS(&r, 4, 5, 7, 6);
+  p.top_k = 6; /* more than the group holds: the rest is none, never another group's */
+  route_one(&p, logits, NULL, 1, &r);
+  EXPECT_IDS(&r, 4, 5, 7, 6, -1, -1);
+}
+END_TEST
+
+START_TEST(sqrt_softplus_agrees_with_libm)
+{
+  struct mf_problem p = small_problem();
+  static struct routing_result r;
+  double last = -1;
+  p.score = MF_SCORE_SQRT_SOFTPLUS;
+  p.renormalize = 0;
+  for(double l = -80; l <= 80; l += 0.37) {
+    float logits[16];
+    double want = sqrt(l > 30 ? l : log1p(exp(l)));
+    for(int e = 0; e < 16; e++)
+      logits[e] = (float)l;
+    want = sqrt(l > 30 ? (double)(float)l : log1p(exp((double)(float)l)));
+    route_one(&p, logits, NULL, 1, &r);
+    ck_assert_msg(fabs((double)r.weights[0] - want) < 4e-7 * want, "at %g: %.9g, expected %.9g", l, (double)r.weights[0], want);
+    ck_assert((double)r.weights[0] >= last);
+    last = (double)r.weights[0];
+  }
+}
+END_TEST
+
+START_TEST(softmax_with_bias_selects_by_probability)
+{
+  struct mf_problem p = small_problem();
+  static struct routing_result r;
+  float bias[16] = {0};
+  double sum = 0;
+  for(int e = 0; e < 16; e++)
+    sum += exp((double)some_logits[e]);
+  p.select_bias = 1;
+  p.renormalize = 0;
+  bias[13] = 0.2f; /* expert 2 has 0.30, expert 7 has 0.18 */
+  route_one(&p, some_logits, bias, 1, &r);
+  EXPECT_IDS(&r, 2, 13, 7, 3);
+  expect_weight(&r, 1, exp(-4) / sum);
+}
+END_TEST
+
+START_TEST(zero_experts_take_a_place_and_drop_out)
+{
+  struct mf_problem p = small_problem();
+  static struct routing_result r;
+  float logits[20];
+  double sum = 0;
+  memcpy(logits, some_logits, sizeof(some_logits));
+  logits[16] = 2.25f; /* between experts 7 and 3 */
+  logits[17] = 9;
+  logits[18] = logits[19] = -5;
+  p.zero_experts = 4;
+  p.renormalize = 0;
+  for(int c = 0; c < 20; c++)
+    sum += exp((double)logits[c]);
+  route_one(&p, logits, NULL, 6, &r);
+  EXPECT_IDS(&r, 2, 7, -1, -1);
+  expect_weight(&r, 0, 6 * exp(3) / sum);
+  expect_weight(&r, 1, 6 * exp(2.5) / sum);
+  ck_assert(r.weights[2] == 0);
+  ck_assert_int_eq(r.active, 2);
+  p.renormalize = 1; /* the sum counts them */
+  route_one(&p, logits, NULL, 1, &r);
+  expect_weight(&r, 0, exp(3 - 9) / (1 + exp(3 - 9) + exp(2.5 - 9) + exp(2.25 - 9)));
+}
+END_TEST
+
+START_TEST(many_experts_per_token)
+{
+  struct mf_problem p = small_problem();
+  static struct routing_result r;
+  float logits[512];
+  for(int top_k = 1; top_k <= MAX_TOP_K; top_k++) {
+    double sum = 0, weights = 0;
+    p.experts = p.expert_count = 512;
+    p.top_k = top_k;
+    for(int e = 0; e < 512; e++)
+      logits[e] = (float)((e * 193) % 512) / 100.0f;
+    for(int j = 0; j < top_k; j++)
+      sum += exp(-j / 100.0);
+    route_one(&p, logits, NULL, 1, &r);
+    for(int j = 0; j < top_k; j++) {
+      ck_assert_int_eq(r.ids[j] * 193 % 512, 511 - j);
+      ck_assert(fabs((double)r.weights[j] - exp(-j / 100.0) / sum) < 2e-6);
+      weights += (double)r.weights[j];
+    }
+    ck_assert(fabs(weights - 1) < 1e-5);
+  }
+}
+END_TEST
+
+/* ids stay global, 'active' counts this rank's. */
+START_TEST(expert_parallel_routing)
+{
+  struct mf_problem p = small_problem();
+  static struct routing_result r;
+  p.expert_begin = 4;
+  p.expert_count = 4;
+  route_one(&p, some_logits, NULL, 1, &r);
+  EXPECT_IDS(&r, 2, 7, 3, 15);
+  ck_assert_int_eq(r.active, 1);
+}
+END_TEST
+
+START_TEST(bf16_logits_are_read_as_such)
+{
+  struct mf_problem p = small_problem();
+  static struct routing_result r;
+  uint16_t logits[32];
+  for(int i = 0; i < 16; i++) {
+    logits[i] = bf16_from_float(some_logits[i]);
+    logits[16 + i] = bf16_from_float(some_logits[15 - i]);
+  }
+  reference_route(&p, 2, logits, NULL, 1, &r);
+  EXPECT_IDS(&r, 2, 7, 3, 15, 13, 8, 12, 0);
+  ck_assert_int_eq(r.active, 8);
+}
+END_TEST
+
+/* --- The operator against the second implementation --- */
+
+static void compare_with_model(const char *name, const struct mf_problem *p, const struct test_case *tc, float scaling)
+{
+  const size_t h = (size_t)(tc->tokens * p->top_k * p->intermediate), y = (size_t)(tc->tokens * p->hidden);
+  struct reference_result ref;
+  struct error err = {0};
+  struct model m;
+  double largest = 0;
+  ck_assert_msg(reference_run(p, scaling, data_layer_seed(2), tc, &ref, &err) == MF_OK, "%s: %s", name, err.text);
+  model_run(&m, p, scaling, data_layer_seed(2), tc, 0, DEFECT_NONE);
+  ck_assert_msg(memcmp(ref.h, m.h_bits, h * sizeof(*ref.h)) == 0, "%s: h", name);
+  for(size_t i = 0; i < h; i++)
+    ck_assert_msg(fabsf(ref.h_unrounded[i] - m.h_unrounded[i]) <= 1e-6f * fabsf(m.h_unrounded[i]), "%s: h %zu: %g %g", name, i,
+                  (double)ref.h_unrounded[i], (double)m.h_unrounded[i]);
+  for(size_t i = 0; i < y; i++)
+    largest = fmax(largest, fabs(m.y[i]));
+  for(size_t i = 0; i < y; i++)
+    ck_assert_msg(fabs((double)ref.y[i] - m.y[i]) <= 1e-6 * largest, "%s: y %zu: %g %g", name, i, (double)ref.y[i], m.y[i]);
+  model_close(&m);
+  reference_free(&ref);
+}
+
+START_TEST(projections_agree_with_the_second_implementation)
+{
+  static const struct {
+    const char *name;
+    int hidden, n, offset, begin, count, act, on_input;
+    float limit, alpha;
+  } shapes[] = {
+    {"plain", 256, 128, 0, 0, 16, 0, 0, 0, 0},          {"straddling rank", 256, 80, 80, 0, 16, 0, 0, 0, 0},
+    {"two blocks", 384, 192, 64, 0, 16, 0, 0, 0, 0},    {"narrow", 128, 16, 0, 0, 16, 0, 0, 0, 0},
+    {"ue8m0", 256, 128, 0, 0, 16, 1, 0, 0, 0},          {"clamped", 256, 128, 0, 0, 16, 0, 0, 0.5f, 1.702f},
+    {"on input", 256, 128, 0, 0, 16, 0, 1, 0, 0},       {"experts 4..9", 256, 128, 0, 4, 6, 0, 0, 0, 0},
+    {"odd sizes", 264, 44, 100, 0, 16, 0, 0, 0, 0},
+  };
+  for(size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
+    for(int data = 0; data < CASE_DATA_KINDS; data++) {
+      const struct test_case tc = {.tokens = 3, .routing = ROUTING_UNIFORM, .data = (enum case_data)data, .seed = (uint32_t)i};
+      struct mf_problem p = small_problem();
+      p.hidden = shapes[i].hidden;
+      p.intermediate = shapes[i].n;
+      p.intermediate_offset = shapes[i].offset;
+      p.expert_begin = shapes[i].begin;
+      p.expert_count = shapes[i].count;
+      p.act_scale = shapes[i].act;
+      p.weight_on_input = shapes[i].on_input;
+      p.swiglu_limit = shapes[i].limit;
+      p.swiglu_alpha = shapes[i].alpha;
+      compare_with_model(shapes[i].name, &p, &tc, 2.5f);
+    }
+}
+END_TEST
+
+/* The reference of a rank that lacks experts is the whole operator less their share. */
+START_TEST(absent_experts_contribute_nothing)
+{
+  struct mf_problem p = small_problem();
+  const struct test_case tc = {.tokens = 4, .routing = ROUTING_UNIFORM, .seed = 3};
+  struct reference_result r;
+  struct error err = {0};
+  p.expert_count = 3;
+  ck_assert_int_eq(reference_run(&p, 1, 1, &tc, &r, &err), MF_OK);
+  for(int i = 0; i < 16; i++) {
+    int nonzero = 0;
+    for(int f = 0; f < p.intermediate; f++)
+      nonzero += r.h[i * p.intermediate + f] != 0;
+    ck_assert((nonzero > 0) == (r.routing.ids[i] < 3));
+  }
+  reference_free(&r);
+}
+END_TEST
+
+START_TEST(quantisation_costs_about_four_percent)
+{
+  struct mf_problem p = small_problem();
+  const struct test_case tc = {.tokens = 8, .routing = ROUTING_UNIFORM, .seed = 1};
+  struct reference_result r;
+  struct error err = {0};
+  double error = 0, square = 0;
+  p.hidden = 1024;
+  p.intermediate = 256;
+  ck_assert_int_eq(reference_run(&p, 1, 1, &tc, &r, &err), MF_OK);
+  for(int i = 0; i < 8 * 1024; i++) {
+    error += pow((double)r.y[i] - (double)r.y_unquantised[i], 2);
+    square += pow((double)r.y_unquantised[i], 2);
+  }
+  ck_assert(sqrt(error / square) > 0.02 && sqrt(error / square) < 0.07);
+  ck_assert_msg(sqrt(square / (8 * 1024)) > 0.1 && sqrt(square / (8 * 1024)) < 10, "y has a root mean square of %g, expected about 1",
+                sqrt(square / (8 * 1024)));
+  reference_free(&r);
+}
+END_TEST
+
+START_TEST(down_alone_is_the_same_down)
+{
+  struct mf_problem p = small_problem();
+  const struct test_case tc = {.tokens = 5, .routing = ROUTING_ZIPF, .seed = 1};
+  struct reference_result r;
+  struct error err = {0};
+  float y[5 * 256];
+  p.intermediate = 144;
+  p.intermediate_offset = 16;
+  ck_assert_int_eq(reference_run(&p, 1, 9, &tc, &r, &err), MF_OK);
+  ck_assert_int_eq(reference_down(&p, 9, &r.routing, r.h, y, &err), MF_OK);
+  ck_assert_mem_eq(y, r.y, sizeof(y));
+  reference_free(&r);
+}
+END_TEST
+
+/* --- Promises --- */
+
+static void run_with_threads(int threads, struct reference_result *out)
+{
+  void (*set_threads)(int) = NULL;
+  void *symbol = dlsym(RTLD_DEFAULT, "omp_set_num_threads"); /* absent in a build without OpenMP */
+  struct mf_problem p = small_problem();
+  const struct test_case tc = {.tokens = 6, .routing = ROUTING_UNIFORM, .seed = 4};
+  struct error err = {0};
+  p.hidden = 1024; /* large enough to be shared out */
+  p.intermediate = 512;
+  memcpy(&set_threads, &symbol, sizeof(symbol));
+  if(set_threads != NULL)
+    set_threads(threads);
+  ck_assert_int_eq(reference_run(&p, 1, 5, &tc, out, &err), MF_OK);
+}
+
+START_TEST(threads_do_not_change_a_bit)
+{
+  struct reference_result one, many;
+  run_with_threads(1, &one);
+  run_with_threads(5, &many);
+  ck_assert_mem_eq(one.h, many.h, 6 * 4 * 512 * sizeof(*one.h));
+  ck_assert_mem_eq(one.y, many.y, 6 * 1024 * sizeof(*one.y));
+  ck_assert_mem_eq(one.y_unquantised, many.y_unquantised, 6 * 1024 * sizeof(*one.y));
+  reference_free(&one);
+  reference_free(&many);
+}
+END_TEST
+
+START_TEST(degenerate_data_stay_finite)
+{
+  struct mf_problem p = small_problem();
+  for(int data = 0; data < CASE_DATA_KINDS; data++)
+    for(int act = 0; act <= 1; act++) {
+      const struct test_case tc = {.tokens = 4, .routing = ROUTING_UNIFORM, .data = (enum case_data)data, .seed = 1};
+      struct reference_result r;
+      struct error err = {0};
+      p.act_scale = act;
+      ck_assert_int_eq(reference_run(&p, 1, 1, &tc, &r, &err), MF_OK);
+      for(int i = 0; i < 4 * 256; i++) {
+        const float y = bf16_to_float(bf16_from_float(r.y[i]));
+        ck_assert(isfinite(y) && isfinite(r.y_unquantised[i]));
+        if(data == CASE_ZERO_TOKEN && i / 256 == 1)
+          ck_assert(r.y[i] == 0 && r.y_unquantised[i] == 0);
+        if(data == CASE_NEG_INF && i / 256 == 2) /* no finite logit */
+          ck_assert(r.y[i] == 0);
+      }
+      reference_free(&r);
+    }
+}
+END_TEST
+
+START_TEST(errors_name_the_field)
+{
+  static const struct {
+    int tokens, top_k, shared, offset;
+    enum mf_status status;
+    const char *word;
+  } wrong[] = {
+    {0, 4, 0, 0, MF_ERR_USAGE, "tokens"},         {MAX_TOKENS + 1, 4, 0, 0, MF_ERR_USAGE, "tokens"}, {1, 0, 0, 0, MF_ERR_USAGE, "top_k"},
+    {1, MAX_TOP_K + 1, 0, 0, MF_ERR_USAGE, "top_k"}, {1, 4, 1, 0, MF_ERR_UNSUPPORTED, "shared_experts"}, {1, 4, 0, 128, MF_ERR_USAGE, "offset"}};
+  for(size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+    struct mf_problem p = small_problem();
+    const struct test_case tc = {.tokens = wrong[i].tokens, .routing = ROUTING_UNIFORM, .seed = 1};
+    struct reference_result r;
+    struct error err = {0};
+    p.top_k = wrong[i].top_k;
+    p.shared_experts = wrong[i].shared;
+    p.intermediate_offset = wrong[i].offset;
+    ck_assert_int_eq(reference_run(&p, 1, 1, &tc, &r, &err), wrong[i].status);
+    ck_assert_int_eq(err.status, wrong[i].status);
+    ck_assert_msg(strstr(err.text, wrong[i].word) != NULL, "%s", err.text);
+    ck_assert_ptr_null(r.h);
+    reference_free(&r); /* harmless */
+  }
+}
+END_TEST
+
+static void add_all(TCase *tc)
+{
+  tcase_add_test(tc, softmax_renormalised);
+  tcase_add_test(tc, softmax_over_all_experts);
+  tcase_add_test(tc, topk_softmax_normalises_over_the_chosen);
+  tcase_add_test(tc, ties_go_to_the_lowest_expert);
+  tcase_add_test(tc, nan_is_never_selected);
+  tcase_add_test(tc, nan_bias_deselects);
+  tcase_add_test(tc, neg_inf_is_selected_last_with_weight_zero);
+  tcase_add_test(tc, sigmoid_scores_and_bias);
+  tcase_add_test(tc, groups_by_their_two_best);
+  tcase_add_test(tc, sqrt_softplus_agrees_with_libm);
+  tcase_add_test(tc, softmax_with_bias_selects_by_probability);
+  tcase_add_test(tc, zero_experts_take_a_place_and_drop_out);
+  tcase_add_test(tc, many_experts_per_token);
+  tcase_add_test(tc, expert_parallel_routing);
+  tcase_add_test(tc, bf16_logits_are_read_as_such);
+  tcase_add_test(tc, projections_agree_with_the_second_implementation);
+  tcase_add_test(tc, absent_experts_contribute_nothing);
+  tcase_add_test(tc, quantisation_costs_about_four_percent);
+  tcase_add_test(tc, down_alone_is_the_same_down);
+  tcase_add_test(tc, threads_do_not_change_a_bit);
+  tcase_add_test(tc, degenerate_data_stay_finite);
+  tcase_add_test(tc, errors_name_the_field);
+}
+
+int main(void)
+{
+  Suite *suite = suite_create("reference");
+  TCase *tc = tcase_create("operator");
+  SRunner *runner;
+  int failed;
+  tcase_set_timeout(tc, 120);
+  add_all(tc);
+  suite_add_tcase(suite, tc);
+  runner = srunner_create(suite);
+  srunner_run_all(runner, CK_NORMAL);
+  failed = srunner_ntests_failed(runner);
+  srunner_free(runner);
+  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,248 @@
+/* test_space.c - families.c, space.c, emit.c: names, enumeration, rejections, emitted files. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "emit.h"
+#include "family_stream.h"
+#include "limits.h"
+#include "space.h"
+#include "spec.h"
+
+static struct device_info h200(void)
+{
+  struct device_info dev;
+  struct error err;
+  ck_assert_msg(device_spec_read("specs/devices/h200.yaml", &dev, NULL, NULL, &err) == MF_OK, "%s", err.text);
+  return dev;
+}
+
+static struct model_spec model(const char *name)
+{
+  struct model_spec spec;
+  struct error err;
+  char path[256];
+  snprintf(path, sizeof(path), "specs/models/%s.yaml", name);
+  ck_assert_msg(spec_read(path, &spec, NULL, NULL, &err) == MF_OK, "%s", err.text);
+  return spec;
+}
+
+static const char *const paper_shapes[] = {"qwen3.5-35b-a3b", "qwen3.5-122b-a10b", "glm-5-tp8", "deepseek-v3.1-tp8"};
+
+START_TEST(names_round_trip)
+{
+  const struct device_info dev = h200();
+  const struct model_spec spec = model(paper_shapes[_i]);
+  struct candidate_list list = {0};
+  struct error err;
+  ck_assert_int_eq(space_enumerate(&spec.problem, &dev, 1, 8, EFFORT_DEFAULT, &list, NULL, NULL, &err), MF_OK);
+  for(size_t i = 0; i < list.count; i++) {
+    struct schedule back;
+    ck_assert_msg(schedule_parse(list.items[i].name, &back, &err) == MF_OK, "%s", err.text);
+    ck_assert(schedule_equal(&back, &list.items[i].schedule));
+    for(size_t j = 0; j < i; j++)
+      ck_assert_str_ne(list.items[i].name, list.items[j].name);
+  }
+  candidate_list_free(&list);
+}
+END_TEST
+
+START_TEST(bad_names_are_refused)
+{
+  static const char *const bad[] = {"", "stream", "nosuch/ring10", "stream/", "stream/ring", "stream/ring10-ld4", "stream/ring10-ld4-la2-fl4-fd2-st0-rk1-x",
+                                    "stream/ld4-ring10-la2-fl4-fd2-st0-rk1", "stream/ring-4-ld4-la2-fl4-fd2-st0-rk1", "stream/ring99999999999-ld4"};
+  for(size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+    struct schedule sched;
+    struct error err = {MF_OK, ""};
+    ck_assert_msg(schedule_parse(bad[i], &sched, &err) != MF_OK, "accepted \"%s\"", bad[i]);
+    ck_assert_msg(strstr(err.text, "schedule") != NULL, "no useful text for \"%s\": %s", bad[i], err.text);
+  }
+}
+END_TEST
+
+START_TEST(default_effort_has_enough_candidates)
+{
+  const struct device_info dev = h200();
+  const struct model_spec spec = model(paper_shapes[_i]);
+  struct candidate_list quick = {0}, normal = {0}, whole = {0};
+  struct error err;
+  size_t defaults = 0;
+  ck_assert_int_eq(space_enumerate(&spec.problem, &dev, 1, 8, EFFORT_QUICK, &quick, NULL, NULL, &err), MF_OK);
+  ck_assert_int_eq(space_enumerate(&spec.problem, &dev, 1, 8, EFFORT_DEFAULT, &normal, NULL, NULL, &err), MF_OK);
+  ck_assert_int_eq(space_enumerate(&spec.problem, &dev, 1, 8, EFFORT_EXHAUSTIVE, &whole, NULL, NULL, &err), MF_OK);
+  ck_assert_uint_lt(quick.count, normal.count);
+  ck_assert_uint_lt(normal.count, whole.count);
+  ck_assert_msg(normal.count >= 48, "%zu candidates", normal.count);
+  for(size_t i = 0; i < normal.count; i++) { /* a smaller effort is a subset of a larger one */
+    size_t j = 0;
+    while(j < whole.count && !schedule_equal(&whole.items[j].schedule, &normal.items[i].schedule))
+      j++;
+    ck_assert_uint_lt(j, whole.count);
+    defaults += normal.items[i].is_default;
+  }
+  ck_assert_uint_ge(defaults, 1);
+  ck_assert(normal.items[0].is_default);
+  candidate_list_free(&quick);
+  candidate_list_free(&normal);
+  candidate_list_free(&whole);
+}
+END_TEST
+
+struct rejects {
+  size_t count, shared_memory;
+};
+
+static void note_reject(void *context, const struct schedule *sched, const struct verdict *why)
+{
+  struct rejects *r = context;
+  ck_assert_ptr_nonnull(sched->family);
+  ck_assert_ptr_nonnull(why->rule);
+  ck_assert_ptr_nonnull(why->stage);
+  ck_assert_int_gt((int)strlen(why->detail), 0);
+  r->count++;
+  r->shared_memory += strcmp(why->rule, "shared_memory") == 0;
+}
+
+START_TEST(rejections_have_a_rule)
+{
+  const struct device_info dev = h200();
+  const struct model_spec spec = model("deepseek-v3.1-tp8");
+  struct candidate_list list = {0};
+  struct rejects r = {0, 0};
+  struct error err;
+  ck_assert_int_eq(space_enumerate(&spec.problem, &dev, 1, 8, EFFORT_EXHAUSTIVE, &list, note_reject, &r, &err), MF_OK);
+  ck_assert_uint_gt(r.shared_memory, 0); /* 12 stages do not fit beside 56 KB of x */
+  ck_assert_uint_eq(list.considered, list.count + r.count);
+  candidate_list_free(&list);
+}
+END_TEST
+
+START_TEST(same_call_same_list)
+{
+  const struct device_info dev = h200();
+  const struct model_spec spec = model("qwen3.5-35b-a3b");
+  struct candidate_list a = {0}, b = {0};
+  struct error err;
+  ck_assert_int_eq(space_enumerate(&spec.problem, &dev, 1, 8, EFFORT_DEFAULT, &a, NULL, NULL, &err), MF_OK);
+  ck_assert_int_eq(space_enumerate(&spec.problem, &dev, 1, 8, EFFORT_DEFAULT, &b, NULL, NULL, &err), MF_OK);
+  ck_assert_uint_eq(a.count, b.count);
+  for(size_t i = 0; i < a.count; i++) {
+    ck_assert_str_eq(a.items[i].name, b.items[i].name);
+    ck_assert_mem_eq(&a.items[i].recipe, &b.items[i].recipe, sizeof(a.items[i].recipe));
+  }
+  candidate_list_free(&a);
+  candidate_list_free(&b);
+}
+END_TEST
+
+/* Each changes one field to something that the family does not serve; the rule must say which. */
+static const struct {
+  const char *rule;
+  size_t offset;
+  int value;
+} unserved[] = {
+    {"top_k", offsetof(struct mf_problem, top_k), 10},
+    {"experts", offsetof(struct mf_problem, experts), 384},
+    {"hidden", offsetof(struct mf_problem, hidden), 2560},
+    {"intermediate", offsetof(struct mf_problem, intermediate), 768},
+    {"router", offsetof(struct mf_problem, score), MF_SCORE_SQRT_SOFTPLUS},
+    {"groups", offsetof(struct mf_problem, groups), 8},
+    {"feature", offsetof(struct mf_problem, zero_experts), 4},
+    {"feature", offsetof(struct mf_problem, expert_begin), 1},
+    {"feature", offsetof(struct mf_problem, shared_experts), 1},
+};
+
+START_TEST(unserved_shapes_name_the_rule)
+{
+  const struct device_info dev = h200();
+  struct model_spec spec = model("qwen3.5-35b-a3b");
+  struct candidate_list list = {0};
+  struct error err = {MF_OK, ""};
+  char expected[64];
+  memcpy((char *)&spec.problem + unserved[_i].offset, &unserved[_i].value, sizeof(int));
+  snprintf(expected, sizeof(expected), "rule %s:", unserved[_i].rule);
+  ck_assert_int_eq(space_enumerate(&spec.problem, &dev, 1, 8, EFFORT_DEFAULT, &list, NULL, NULL, &err), MF_ERR_UNSUPPORTED);
+  ck_assert_msg(strstr(err.text, expected) != NULL, "%s", err.text);
+  ck_assert_uint_eq(list.count, 0);
+  candidate_list_free(&list);
+}
+END_TEST
+
+START_TEST(too_many_tokens_are_not_served)
+{
+  const struct device_info dev = h200();
+  const struct model_spec spec = model("qwen3.5-35b-a3b");
+  struct candidate_list list = {0};
+  struct error err = {MF_OK, ""};
+  ck_assert_int_eq(space_enumerate(&spec.problem, &dev, 1, 9, EFFORT_DEFAULT, &list, NULL, NULL, &err), MF_ERR_UNSUPPORTED);
+  ck_assert_msg(strstr(err.text, "rule tokens") != NULL, "%s", err.text);
+}
+END_TEST
+
+START_TEST(emitted_files_are_written_once)
+{
+  const struct device_info dev = h200();
+  const struct model_spec spec = model("qwen3.5-35b-a3b");
+  char dir[] = "/tmp/moeforge-test-XXXXXX", path[512];
+  struct schedule sched = {0};
+  struct artifact art = {0};
+  struct stat before, after;
+  struct error err;
+  sched.family = &family_stream;
+  family_stream.default_schedule(&spec.problem, 1, &dev, &sched);
+  ck_assert_ptr_nonnull(mkdtemp(dir));
+  ck_assert_int_eq(emit_source(&spec.problem, spec.name, &sched, &dev, &art, &err), MF_OK);
+  ck_assert_msg(emit_write(dir, spec.name, &art, &err) == MF_OK, "%s", err.text);
+  snprintf(path, sizeof(path), "%s/%s/%s.cu", dir, spec.name, art.name);
+  ck_assert_int_eq(stat(path, &before), 0);
+  ck_assert_int_eq(before.st_size, (long)strlen(art.source));
+  ck_assert_int_eq(emit_write(dir, spec.name, &art, &err), MF_OK);
+  ck_assert_int_eq(stat(path, &after), 0);
+  ck_assert_uint_eq(before.st_ino, after.st_ino); /* an identical file is left alone */
+  art.source[0] = ' ';
+  ck_assert_int_eq(emit_write(dir, spec.name, &art, &err), MF_OK);
+  ck_assert_int_eq(stat(path, &after), 0);
+  ck_assert_uint_ne(before.st_ino, after.st_ino);
+  unlink(path);
+  snprintf(path, sizeof(path), "%s/%s", dir, spec.name);
+  rmdir(path);
+  rmdir(dir);
+  free(art.source);
+}
+END_TEST
+
+START_TEST(emission_into_a_bad_place_fails_with_its_name)
+{
+  struct artifact art = {.name = "x", .source = (char *)(uintptr_t) "text"};
+  struct error err = {MF_OK, ""};
+  ck_assert_int_eq(emit_write("/proc/nosuch/gen", "shape", &art, &err), MF_ERR_IO);
+  ck_assert_msg(strstr(err.text, "/proc/nosuch/gen") != NULL, "%s", err.text);
+}
+END_TEST
+
+int main(void)
+{
+  Suite *suite = suite_create("space");
+  TCase *tc = tcase_create("all");
+  SRunner *runner;
+  int failed;
+  tcase_add_loop_test(tc, names_round_trip, 0, 4);
+  tcase_add_test(tc, bad_names_are_refused);
+  tcase_add_loop_test(tc, default_effort_has_enough_candidates, 0, 4);
+  tcase_add_test(tc, rejections_have_a_rule);
+  tcase_add_test(tc, same_call_same_list);
+  tcase_add_loop_test(tc, unserved_shapes_name_the_rule, 0, (int)(sizeof(unserved) / sizeof(unserved[0])));
+  tcase_add_test(tc, too_many_tokens_are_not_served);
+  tcase_add_test(tc, emitted_files_are_written_once);
+  tcase_add_test(tc, emission_into_a_bad_place_fails_with_its_name);
+  tcase_set_timeout(tc, 60);
+  suite_add_tcase(suite, tc);
+  runner = srunner_create(suite);
+  srunner_run_all(runner, CK_NORMAL);
+  failed = srunner_ntests_failed(runner);
+  srunner_free(runner);
+  return failed == 0 ? 0 : 1;
+}

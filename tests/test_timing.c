@@ -1,0 +1,572 @@
+/* test_timing.c - racing on a scripted device: who wins, who leaves, what is measured again (nothing), what drift does (nothing), what it costs. */
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "timing.h"
+
+#define MAX_CANDIDATES 64
+#define MAX_SAMPLES 200000
+
+/* A device whose times are a function of candidate, profile and round. */
+struct script {
+  double us[MAX_CANDIDATES];       /* under uniform routing; others scale it */
+  double routing_factor[MAX_CANDIDATES][ROUTING_KINDS]; /* 0: 1 */
+  double lucky_us[MAX_CANDIDATES]; /* in round 1 only; 0: as always */
+  double noise;                    /* relative, uniform */
+  double drift;                    /* relative, per round: floor and candidates alike */
+  double clock;                    /* factor of the whole run */
+  int fail_at;                     /* fails at this call of round(), 0: never */
+  enum mf_status failure;
+  int bad_us_at;                   /* reports 0 us at this call */
+  /* open profile */
+  size_t index[MAX_CANDIDATES], count;
+  int tokens, launches;
+  enum routing_kind routing;
+  /* what was asked */
+  int rounds_run, profiles_opened, runs[MAX_CANDIDATES];
+  double spent_us;                 /* on the device: launches and graphs */
+  unsigned random;
+};
+
+/* A store in memory. */
+struct memory {
+  struct sample samples[MAX_SAMPLES];
+  size_t count;
+  bool forget;                     /* known() returns nothing */
+  int calls, stop_after;           /* of keep_going; 0: never */
+  int fail_samples_at, samples_calls;
+  char what[64];
+  size_t done, total;
+};
+
+static struct script dev;
+static struct memory mem;
+static struct candidate candidates[MAX_CANDIDATES];
+static struct timing_row rows[MAX_CANDIDATES];
+static struct timing_policy policy;
+static struct model_spec spec;
+static struct error err;
+
+static double noise(void)
+{
+  dev.random = dev.random * 1664525u + 1013904223u;
+  return dev.noise * ((double)(dev.random >> 8) / (double)(1u << 24) * 2 - 1);
+}
+
+static enum mf_status open_profile(void *context, const size_t *index, size_t count, int tokens, enum routing_kind routing, uint32_t seed, int launches,
+                                   struct error *why)
+{
+  (void)context;
+  (void)seed;
+  (void)why;
+  memcpy(dev.index, index, count * sizeof(*index));
+  dev.count = count;
+  dev.tokens = tokens;
+  dev.routing = routing;
+  dev.launches = launches;
+  dev.profiles_opened++;
+  dev.spent_us += 1500.0 * (double)count;
+  return MF_OK;
+}
+
+static enum mf_status scripted_round(void *context, int round, double *us, double *floor_us, double *active, struct error *why)
+{
+  const double machine = dev.clock * (1 + dev.drift * round);
+  size_t i;
+  (void)context;
+  dev.rounds_run++;
+  if(dev.rounds_run == dev.fail_at)
+    return error_set(why, dev.failure, "scripted failure");
+  for(i = 0; i < dev.count; i++) {
+    const size_t c = dev.index[i];
+    const double factor = dev.routing_factor[c][dev.routing] > 0 ? dev.routing_factor[c][dev.routing] : 1;
+    us[i] = (round == 1 && dev.lucky_us[c] > 0 ? dev.lucky_us[c] : dev.us[c]) * factor * machine * (1 + noise());
+    dev.runs[c]++;
+    dev.spent_us += us[i] * dev.launches;
+  }
+  *floor_us = 5 * machine;
+  *active = 8;
+  if(dev.rounds_run == dev.bad_us_at)
+    us[0] = 0;
+  return MF_OK;
+}
+
+static enum mf_status keep_samples(void *context, const struct sample *samples, size_t count, struct error *why)
+{
+  (void)context;
+  if(++mem.samples_calls == mem.fail_samples_at)
+    return error_set(why, MF_ERR_IO, "scripted full disk");
+  ck_assert_uint_le(mem.count + count, MAX_SAMPLES);
+  memcpy(mem.samples + mem.count, samples, count * sizeof(*samples));
+  mem.count += count;
+  return MF_OK;
+}
+
+/* As the store: by round, then in the order of their making. */
+static size_t known_samples(void *context, int64_t candidate_id, int tokens, enum routing_kind routing, uint32_t seed, struct sample *out, size_t max)
+{
+  size_t i, count = 0;
+  int round;
+  (void)context;
+  for(round = 0; round < 100 && !mem.forget; round++)
+    for(i = 0; i < mem.count; i++) {
+      const struct sample *smp = &mem.samples[i];
+      if(smp->round == round && smp->candidate_id == candidate_id && smp->tokens == tokens && smp->routing == routing && smp->seed == seed && count < max)
+        out[count++] = *smp;
+    }
+  return count;
+}
+
+static bool keep_going(void *context, const char *what, size_t done, size_t total)
+{
+  (void)context;
+  snprintf(mem.what, sizeof(mem.what), "%s", what);
+  mem.done = done;
+  mem.total = total;
+  return ++mem.calls != mem.stop_after;
+}
+
+static enum mf_status race(size_t count, int tokens, const bool *pinned)
+{
+  const struct timing_device device = {NULL, open_profile, scripted_round};
+  const struct timing_sink sink = {NULL, keep_samples, known_samples, keep_going};
+  return timing_run(&policy, &spec, tokens, candidates, count, pinned, &device, &sink, rows, &err);
+}
+
+#define ck_ok(call) ck_assert_msg((call) == MF_OK, "%s: %s", #call, err.text)
+
+/* Candidate i takes 10 + i us; four routing inputs. */
+static void setup(void)
+{
+  static const struct routing_weight mix[4] = {{ROUTING_UNIFORM, 0.4}, {ROUTING_ZIPF, 0.3}, {ROUTING_CONCENTRATED, 0.1}, {ROUTING_DISPERSED, 0.2}};
+  size_t i;
+  memset(&dev, 0, sizeof(dev));
+  memset(&mem, 0, sizeof(mem));
+  memset(candidates, 0, sizeof(candidates));
+  memset(&spec, 0, sizeof(spec));
+  timing_policy_default(&policy);
+  memcpy(spec.mix, mix, sizeof(mix));
+  spec.nmix = 4;
+  dev.clock = 1;
+  dev.random = 1;
+  dev.noise = 0.002;
+  for(i = 0; i < MAX_CANDIDATES; i++) {
+    candidates[i].id = (int64_t)i + 100;
+    snprintf(candidates[i].name, sizeof(candidates[i].name), "candidate %zu", i);
+    dev.us[i] = 10 + (double)i;
+  }
+}
+
+static size_t best_row(size_t count)
+{
+  size_t i, best = count;
+  for(i = 0; i < count; i++)
+    if(rows[i].finalist && (best == count || rows[i].objective_us < rows[best].objective_us))
+      best = i;
+  return best;
+}
+
+static int finalists(size_t count)
+{
+  int n = 0;
+  size_t i;
+  for(i = 0; i < count; i++)
+    n += rows[i].finalist;
+  return n;
+}
+
+/* ---- statistics ---- */
+static void expect_median(const double *values, size_t count, double median, double low, double high)
+{
+  double copy[64], got[3];
+  memcpy(copy, values, count * sizeof(*values));
+  timing_median(copy, count, &got[0], &got[1], &got[2]);
+  ck_assert_double_eq(got[0], median);
+  ck_assert_double_eq(got[1], low);
+  ck_assert_double_eq(got[2], high);
+}
+
+START_TEST(median_and_interval)
+{
+  const double values[20] = {20, 1, 19, 2, 18, 3, 17, 4, 16, 5, 15, 6, 14, 7, 13, 8, 12, 9, 11, 10}, mixed[9] = {5, 3, 9, 1, 7, 2, 8, 4, 6};
+  double none[3];
+  expect_median(mixed, 1, 5, 5, 5);
+  expect_median(mixed, 2, 4, 3, 5);
+  expect_median(mixed, 5, 5, 1, 9);
+  expect_median(mixed, 6, 4, 1, 9);     /* 96.9 % */
+  expect_median(mixed, 8, 4.5, 1, 9);   /* 99.2 %; without the extremes 93.0 % */
+  expect_median(mixed, 9, 5, 2, 8);     /* 96.1 % */
+  expect_median(values, 20, 10.5, 6, 15); /* 95.9 % */
+  timing_median(none, 0, &none[0], &none[1], &none[2]);
+  ck_assert(isnan(none[0]) && isnan(none[1]) && isnan(none[2]));
+}
+END_TEST
+
+/* The interval holds the true median about as often as it says. */
+START_TEST(interval_covers)
+{
+  static const size_t counts[] = {6, 9, 12, 15, 30, 2000};
+  size_t i, j;
+  int trial;
+  dev.noise = 1;
+  for(i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+    static double values[2000];
+    const int trials = counts[i] > 100 ? 400 : 4000;
+    int hits = 0;
+    for(trial = 0; trial < trials; trial++) {
+      double median, low, high;
+      for(j = 0; j < counts[i]; j++)
+        values[j] = noise();
+      timing_median(values, counts[i], &median, &low, &high);
+      hits += low <= 0 && high >= 0;
+    }
+    ck_assert_msg(hits > trials * 0.94, "%zu values: %d of %d", counts[i], hits, trials);
+    ck_assert_msg(hits < trials, "%zu values: interval too wide to be of use", counts[i]);
+  }
+}
+END_TEST
+
+/* ---- the race ---- */
+START_TEST(right_winner)
+{
+  dev.us[7] = 9.9; /* by 1 %, with 0.2 % noise */
+  ck_ok(race(20, 4, NULL));
+  ck_assert_uint_eq(best_row(20), 7);
+  ck_assert_double_eq_tol(rows[7].objective_us, 9.9, 0.03);
+  ck_assert_double_le(rows[7].objective_low, rows[7].objective_us);
+  ck_assert_double_ge(rows[7].objective_high, rows[7].objective_us);
+  ck_assert_double_lt(rows[7].objective_high, rows[0].objective_low);
+  ck_assert_double_eq_tol(rows[7].objective_floor_us, 5, 1e-9);
+  ck_assert_uint_eq(rows[7].candidate, 7);
+}
+END_TEST
+
+START_TEST(slow_ones_leave)
+{
+  size_t i;
+  dev.us[1] = 10.4;
+  ck_ok(race(20, 4, NULL));
+  ck_assert(rows[0].finalist && rows[1].finalist);
+  for(i = 2; i < 20; i++) {
+    ck_assert(!rows[i].finalist);
+    ck_assert_int_eq(dev.runs[i], policy.heat_rounds);
+    ck_assert(isnan(rows[i].objective_us));
+    ck_assert_double_eq_tol(rows[i].median_us[0], 10 + (double)i, 0.2); /* the heat is known */
+    ck_assert(isnan(rows[i].median_us[1]));
+  }
+  ck_assert_int_eq(dev.runs[0], policy.heat_rounds + 4 * policy.final_rounds);
+}
+END_TEST
+
+/* One lucky round is enough to stay: best round against best median. */
+START_TEST(best_round_counts)
+{
+  dev.noise = 0;
+  dev.us[1] = 10.59;
+  dev.us[2] = 10.61;
+  dev.us[3] = 12;
+  dev.lucky_us[3] = 10.5;
+  ck_ok(race(4, 4, NULL));
+  ck_assert(rows[1].finalist);
+  ck_assert(!rows[2].finalist);
+  ck_assert(rows[3].finalist);
+}
+END_TEST
+
+START_TEST(default_and_incumbent_never_leave)
+{
+  bool pinned[20] = {false};
+  candidates[15].is_default = true;
+  pinned[19] = true;
+  ck_ok(race(20, 4, pinned));
+  ck_assert(rows[0].finalist && rows[15].finalist && rows[19].finalist);
+  ck_assert_int_eq(finalists(20), 3);
+  ck_assert(rows[15].is_default && !rows[19].is_default);
+  ck_assert_double_eq_tol(rows[15].objective_us, 25, 0.1);
+  candidates[15].is_default = false;
+  ck_ok(race(20, 4, NULL));
+  ck_assert_int_eq(finalists(20), 1);
+}
+END_TEST
+
+START_TEST(no_more_than_max_finalists)
+{
+  bool pinned[40] = {false};
+  size_t i;
+  dev.noise = 0;
+  for(i = 0; i < 40; i++)
+    dev.us[i] = 10 + 0.001 * (double)i;
+  pinned[39] = pinned[38] = true;
+  ck_ok(race(40, 4, pinned));
+  ck_assert_int_eq(finalists(40), policy.max_finalists);
+  for(i = 0; i < 10; i++)
+    ck_assert(rows[i].finalist);
+  ck_assert(!rows[10].finalist && rows[38].finalist && rows[39].finalist);
+  for(i = 0; i < 40; i++)
+    pinned[i] = true;
+  ck_ok(race(40, 4, pinned)); /* more pinned than places: all stay */
+  ck_assert_int_eq(finalists(40), 40);
+}
+END_TEST
+
+START_TEST(objective_is_the_mix)
+{
+  dev.noise = 0;
+  dev.us[1] = 10.1;
+  dev.routing_factor[1][ROUTING_CONCENTRATED] = 0.5; /* slower in the heat, better overall */
+  dev.routing_factor[0][ROUTING_DISPERSED] = 2;
+  ck_ok(race(2, 4, NULL));
+  ck_assert_double_eq_tol(rows[0].objective_us, 10 * (0.4 + 0.3 + 0.1 + 0.2 * 2), 1e-9);
+  ck_assert_double_eq_tol(rows[1].objective_us, 10.1 * (0.4 + 0.3 + 0.1 * 0.5 + 0.2), 1e-9);
+  ck_assert_double_eq_tol(rows[1].median_us[2], 5.05, 1e-9);
+  ck_assert_uint_eq(best_row(2), 1);
+}
+END_TEST
+
+START_TEST(drift_cancels)
+{
+  dev.drift = 0.03; /* the machine gets 3 % slower with every round */
+  dev.us[1] = 10.1;
+  ck_ok(race(2, 4, NULL));
+  ck_assert_double_eq_tol(rows[1].objective_us / rows[0].objective_us, 1.01, 0.002);
+  ck_assert_double_lt(rows[0].objective_high / rows[0].objective_low, 1.005);
+}
+END_TEST
+
+/* Half of the rounds on a slower machine: neither of two equals is better for it, and the interval does not widen. */
+START_TEST(runs_are_not_pooled_blindly)
+{
+  dev.us[1] = 10.1;
+  mem.stop_after = 8; /* after the heat and 4 rounds */
+  ck_assert_int_eq(race(2, 4, NULL), MF_ERR_INTERRUPTED);
+  mem.stop_after = 0;
+  dev.clock = 1.3;
+  ck_ok(race(2, 4, NULL));
+  ck_assert_double_eq_tol(rows[1].median_us[0] / rows[0].median_us[0], 1.01, 0.002);
+  ck_assert_double_lt(rows[0].high_us[0] / rows[0].low_us[0], 1.005);
+}
+END_TEST
+
+START_TEST(kernel_that_does_not_take_the_tokens)
+{
+  candidates[0].recipe.tokens_min = 1;
+  candidates[0].recipe.tokens_max = 8;
+  candidates[1].recipe.tokens_min = 9;
+  candidates[1].recipe.tokens_max = 32;
+  ck_assert(timing_takes_tokens(&candidates[0], 8) && !timing_takes_tokens(&candidates[0], 9));
+  ck_assert(timing_takes_tokens(&candidates[1], 9) && !timing_takes_tokens(&candidates[1], 8));
+  ck_assert(timing_takes_tokens(&candidates[2], 64));
+  ck_ok(race(3, 16, NULL));
+  ck_assert(!rows[0].finalist && rows[1].finalist);
+  ck_assert_int_eq(dev.runs[0], 0);
+  ck_assert_int_eq(race(1, 16, NULL), MF_ERR_NOT_FOUND);
+}
+END_TEST
+
+/* ---- resuming ---- */
+/* No (candidate, profile, round) twice. */
+static void nothing_twice(void)
+{
+  size_t i, j;
+  for(i = 0; i < mem.count; i++)
+    for(j = 0; j < i; j++)
+      ck_assert(memcmp(&mem.samples[i].candidate_id, &mem.samples[j].candidate_id, sizeof(int64_t)) != 0 || mem.samples[i].tokens != mem.samples[j].tokens ||
+                mem.samples[i].routing != mem.samples[j].routing || mem.samples[i].round != mem.samples[j].round);
+}
+
+START_TEST(warm_store_measures_nothing)
+{
+  struct timing_row first[MAX_CANDIDATES];
+  const size_t bytes = 20 * sizeof(rows[0]);
+  ck_ok(race(20, 4, NULL));
+  memcpy(first, rows, bytes);
+  dev.rounds_run = dev.profiles_opened = 0;
+  ck_ok(race(20, 4, NULL));
+  ck_assert_int_eq(dev.rounds_run, 0);
+  ck_assert_int_eq(dev.profiles_opened, 0);
+  ck_assert_mem_eq(first, rows, bytes);
+  ck_ok(race(20, 5, NULL)); /* another profile */
+  ck_assert_int_gt(dev.rounds_run, 0);
+}
+END_TEST
+
+/* Interrupted after every possible number of rounds, then resumed: the same rounds in all, none twice. */
+START_TEST(interrupted_and_resumed)
+{
+  int stop, rounds;
+  size_t samples;
+  dev.us[1] = 10.2;
+  ck_ok(race(6, 4, NULL));
+  rounds = dev.rounds_run;
+  samples = mem.count;
+  ck_assert_int_eq(rounds, policy.heat_rounds + 4 * policy.final_rounds);
+  for(stop = 1; stop <= rounds; stop++) {
+    setup();
+    dev.us[1] = 10.2;
+    mem.stop_after = stop;
+    ck_assert_int_eq(race(6, 4, NULL), MF_ERR_INTERRUPTED);
+    ck_assert_int_eq(dev.rounds_run, stop - 1);
+    mem.stop_after = 0;
+    ck_ok(race(6, 4, NULL));
+    ck_assert_int_eq(dev.rounds_run, rounds);
+    ck_assert_uint_eq(mem.count, samples);
+    nothing_twice();
+  }
+}
+END_TEST
+
+/* Opening builds graphs: once per profile, and once more where finalists are fewer than those of the heat. */
+START_TEST(profiles_stay_open)
+{
+  dev.us[1] = 10.2;
+  ck_ok(race(2, 4, NULL));
+  ck_assert_int_eq(dev.profiles_opened, 4);
+  ck_ok(race(6, 5, NULL));
+  ck_assert_int_eq(dev.profiles_opened, 4 + 5);
+}
+END_TEST
+
+START_TEST(new_candidate_runs_alone)
+{
+  dev.us[1] = 10.2;
+  dev.us[2] = 10.1;
+  ck_ok(race(2, 4, NULL));
+  ck_ok(race(3, 4, NULL));
+  nothing_twice();
+  ck_assert_int_eq(dev.runs[0], policy.heat_rounds + 4 * policy.final_rounds);
+  ck_assert_int_eq(dev.runs[2], policy.heat_rounds + 4 * policy.final_rounds);
+  ck_assert(rows[2].finalist);
+}
+END_TEST
+
+START_TEST(retime_takes_the_latest)
+{
+  ck_ok(race(2, 4, NULL));
+  dev.us[0] = 20;
+  mem.forget = true; /* --retime */
+  ck_ok(race(2, 4, NULL));
+  mem.forget = false;
+  dev.rounds_run = 0;
+  ck_ok(race(2, 4, NULL));
+  ck_assert_int_eq(dev.rounds_run, 0);
+  ck_assert_uint_eq(best_row(2), 1);
+}
+END_TEST
+
+START_TEST(impossible_samples_are_measured_again)
+{
+  ck_ok(race(1, 4, NULL));
+  mem.samples[0].us = 0;
+  mem.samples[1].floor_us = (double)NAN;
+  mem.samples[2].round = -1;
+  dev.rounds_run = 0;
+  ck_ok(race(1, 4, NULL));
+  ck_assert_int_eq(dev.rounds_run, 3);
+  ck_assert(isfinite(rows[0].objective_us));
+}
+END_TEST
+
+/* ---- failures ---- */
+START_TEST(failures_are_passed_up)
+{
+  static const enum mf_status failures[] = {MF_ERR_WORKER, MF_ERR_TIMEOUT, MF_ERR_DEVICE};
+  size_t i;
+  for(i = 0; i < sizeof(failures) / sizeof(failures[0]); i++) {
+    setup();
+    dev.fail_at = 3;
+    dev.failure = failures[i];
+    ck_assert_int_eq(race(4, 4, NULL), failures[i]);
+    ck_assert_str_eq(err.text, "scripted failure");
+    ck_assert_uint_eq(mem.count, 2U * 4); /* of the rounds before */
+    dev.fail_at = 0;
+    ck_ok(race(4, 4, NULL));
+    nothing_twice();
+  }
+}
+END_TEST
+
+START_TEST(sink_failure_ends_it)
+{
+  mem.fail_samples_at = 2;
+  ck_assert_int_eq(race(4, 4, NULL), MF_ERR_IO);
+  ck_assert_int_eq(dev.rounds_run, 2);
+}
+END_TEST
+
+START_TEST(impossible_time)
+{
+  dev.bad_us_at = 2;
+  ck_assert_int_eq(race(4, 4, NULL), MF_ERR_DEVICE);
+  ck_assert_ptr_nonnull(strstr(err.text, "candidate 0"));
+  ck_assert_uint_eq(mem.count, 4);
+}
+END_TEST
+
+START_TEST(wrong_arguments)
+{
+  ck_assert_int_eq(race(0, 4, NULL), MF_ERR_INTERNAL);
+  spec.nmix = 0;
+  ck_assert_int_eq(race(4, 4, NULL), MF_ERR_INTERNAL);
+  spec.nmix = 1;
+  policy.heat_rounds = 0;
+  ck_assert_int_eq(race(4, 4, NULL), MF_ERR_INTERNAL);
+}
+END_TEST
+
+START_TEST(progress_is_told)
+{
+  ck_ok(race(4, 4, NULL));
+  ck_assert_str_eq(mem.what, "dispersed");
+  ck_assert_uint_eq(mem.total, (size_t)(policy.heat_rounds + 4 * policy.final_rounds));
+  ck_assert_uint_eq(mem.done, mem.total - 1);
+}
+END_TEST
+
+/* ---- cost ---- */
+/* 64 candidates, 8 token counts, 4 routing inputs, the worst case: nobody leaves before max_finalists does it. */
+START_TEST(default_policy_is_affordable)
+{
+  static const double us[8] = {10, 17, 22, 27, 32, 37, 41, 45};
+  double spent = 0;
+  int t;
+  size_t i;
+  for(t = 0; t < 8; t++) {
+    dev.spent_us = 0;
+    for(i = 0; i < 64; i++)
+      dev.us[i] = us[t] * (1 + 0.0005 * (double)i);
+    ck_ok(race(64, t + 1, NULL));
+    ck_assert_int_eq(finalists(64), policy.max_finalists);
+    spent += dev.spent_us;
+  }
+  ck_assert_double_lt(spent / 1e6, 25.0 / 2); /* the other half is for synchronising and storing */
+}
+END_TEST
+
+int main(void)
+{
+  static const char *const name = "timing";
+  Suite *suite = suite_create(name);
+  TCase *tcase = tcase_create(name);
+  SRunner *runner;
+  const TTest *const tests[] = {
+      median_and_interval, interval_covers, right_winner, slow_ones_leave, best_round_counts, default_and_incumbent_never_leave, no_more_than_max_finalists,
+      objective_is_the_mix, drift_cancels, runs_are_not_pooled_blindly, kernel_that_does_not_take_the_tokens, warm_store_measures_nothing,
+      interrupted_and_resumed, profiles_stay_open, new_candidate_runs_alone, retime_takes_the_latest, impossible_samples_are_measured_again, failures_are_passed_up,
+      sink_failure_ends_it, impossible_time, wrong_arguments, progress_is_told, default_policy_is_affordable,
+  };
+  size_t i;
+  int failed;
+  tcase_set_timeout(tcase, 60);
+  tcase_add_checked_fixture(tcase, setup, NULL);
+  for(i = 0; i < sizeof(tests) / sizeof(tests[0]); i++)
+    tcase_add_test(tcase, tests[i]);
+  suite_add_tcase(suite, tcase);
+  runner = srunner_create(suite);
+  srunner_run_all(runner, CK_NORMAL);
+  failed = srunner_ntests_failed(runner);
+  srunner_free(runner);
+  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,195 @@
+/* bench.c - the command `bench`: times the winners again, on routing seeds that tuning never saw, and prints the table of docs/performance.md.
+ *
+ * For each token count and routing input the winner, the default schedule and any --schedule named run interleaved with the floor kernel in one
+ * profile; what is printed are medians over the rounds of this one run. Nothing is stored. */
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compile.h"
+#include "timing.h"
+#include "tune.h"
+
+#define BENCH_ROUNDS 15
+#define BENCH_LAUNCHES 48
+#define BENCH_SEED 9000u /* tuning's seeds are small numbers: timing.h */
+#define BENCH_MAX_KERNELS 16
+
+/* One shape's winners and what else is timed beside them. */
+struct bench_shape {
+  const char *name;
+  int64_t device_id, shape_id;
+  struct winner winners[MAX_TOKEN_COUNTS];
+  int nwinners;
+};
+
+struct bench_kernel {
+  char schedule[NAME_MAX_LEN * 2];
+  int handle;
+};
+
+static bool take_winner(void *context, const struct winner *win)
+{
+  struct bench_shape *shape = context;
+  if(win->device_id == shape->device_id && shape->nwinners < MAX_TOKEN_COUNTS)
+    shape->winners[shape->nwinners++] = *win;
+  return true;
+}
+
+/* The handle of a stored candidate in the client; loads it once. */
+static enum mf_status load_stored(struct tuner *t, struct device_client *client, int64_t candidate_id, struct bench_kernel *kernels, int *nkernels,
+                                  int *index, struct error *err)
+{
+  struct candidate cand;
+  struct artifact art = {0};
+  enum mf_status rc = store_get_candidate(t->store, candidate_id, &cand, &art, err);
+  for(int i = 0; i < *nkernels && rc == MF_OK; i++) {
+    if(strcmp(kernels[i].schedule, cand.name) == 0) {
+      *index = i;
+      artifact_free(&art);
+      return MF_OK;
+    }
+  }
+  if(rc == MF_OK && *nkernels == BENCH_MAX_KERNELS)
+    rc = error_set(err, MF_ERR_USAGE, "more than %d schedules to time", BENCH_MAX_KERNELS);
+  if(rc == MF_OK)
+    rc = device_client_load_kernel(client, art.cubin, art.cubin_bytes, &cand.recipe, &kernels[*nkernels].handle, err);
+  if(rc == MF_OK) {
+    memcpy(kernels[*nkernels].schedule, cand.name, sizeof(kernels[*nkernels].schedule));
+    *index = (*nkernels)++;
+  }
+  artifact_free(&art);
+  return rc;
+}
+
+struct bench_result {
+  double us, low, high, floor_us, active;
+};
+
+static enum mf_status time_profile(struct device_client *client, const int *handles, int count, int tokens, enum routing_kind routing,
+                                   struct bench_result *results, struct error *err)
+{
+  double us[BENCH_MAX_KERNELS][BENCH_ROUNDS], floors[BENCH_ROUNDS], active = 0, low, high, floor_us;
+  enum mf_status rc = device_client_open_profile(client, handles, count, tokens, routing, BENCH_SEED + (uint32_t)tokens, BENCH_LAUNCHES, err);
+  for(int round = 0; round < BENCH_ROUNDS && rc == MF_OK; round++) {
+    double one[BENCH_MAX_KERNELS];
+    rc = interrupt_requested() ? error_set(err, MF_ERR_INTERRUPTED, "interrupted") : device_client_round(client, NULL, round, one, &floors[round], &active, err);
+    for(int k = 0; k < count && rc == MF_OK; k++)
+      us[k][round] = one[k];
+  }
+  if(rc != MF_OK)
+    return rc;
+  timing_median(floors, BENCH_ROUNDS, &floor_us, &low, &high);
+  for(int k = 0; k < count; k++) {
+    timing_median(us[k], BENCH_ROUNDS, &results[k].us, &results[k].low, &results[k].high);
+    results[k].floor_us = floor_us;
+    results[k].active = active;
+  }
+  return MF_OK;
+}
+
+/* The floor by formula and the one measured in this run: the smaller is the floor. */
+static double floor_of(const struct device_info *dev, const struct mf_problem *problem, const struct bench_result *r)
+{
+  const double formula = dev->launch_us + r->active * problem_expert_bytes(problem) / (dev->bandwidth_gbps * 1e3);
+  return r->floor_us < formula ? r->floor_us : formula;
+}
+
+static void print_row(const struct tuner *t, const struct model_spec *spec, const struct winner *win, int tokens, enum routing_kind routing,
+                      const struct bench_result *r, json_t *rows)
+{
+  const double floor_us = floor_of(&t->target.dev, &spec->problem, r);
+  if(rows == NULL)
+    printf("| %s | %s | %d | %.1f | %.2f | %.2f-%.2f | %.2f | %.2f | %.3f |\n", spec->name, routing_name(routing), tokens, r->active, r->us, r->low, r->high,
+           r->floor_us, floor_us, r->us / floor_us);
+  else
+    json_array_append_new(rows, json_pack("{s:s, s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:s}", "shape", spec->name, "routing", routing_name(routing),
+                                          "tokens", tokens, "active", r->active, "us", r->us, "us_low", r->low, "us_high", r->high, "floor_measured_us",
+                                          r->floor_us, "floor_us", floor_us, "floor_ratio", r->us / floor_us, "schedule", win->schedule_name));
+}
+
+static const enum routing_kind bench_routings[] = {ROUTING_UNIFORM, ROUTING_ZIPF, ROUTING_CONCENTRATED, ROUTING_DISPERSED};
+
+static enum mf_status bench_winner(struct tuner *t, struct device_client *client, const struct model_spec *spec, const struct winner *win,
+                                   struct bench_kernel *kernels, int *nkernels, const bool *wanted, json_t *rows, struct error *err)
+{
+  int index = 0;
+  enum mf_status rc = load_stored(t, client, win->candidate_id, kernels, nkernels, &index, err);
+  for(int tokens = win->tokens_min; tokens <= win->tokens_max && rc == MF_OK; tokens++) {
+    for(size_t i = 0; i < sizeof(bench_routings) / sizeof(bench_routings[0]) && rc == MF_OK && wanted[tokens]; i++) {
+      struct bench_result result = {0};
+      rc = time_profile(client, &kernels[index].handle, 1, tokens, bench_routings[i], &result, err);
+      if(rc == MF_OK)
+        print_row(t, spec, win, tokens, bench_routings[i], &result, rows);
+    }
+  }
+  return rc;
+}
+
+/* Which token counts --tokens asks for; all without it. */
+static enum mf_status wanted_tokens(const struct options *opt, bool *wanted, struct error *err)
+{
+  struct model_spec none = {.ntokens = 0};
+  int tokens[MAX_TOKEN_COUNTS], count = 0;
+  enum mf_status rc = opt->tokens == NULL ? MF_OK : target_tokens(opt, &none, tokens, &count, err);
+  for(int i = 0; i <= MAX_TOKENS; i++)
+    wanted[i] = opt->tokens == NULL;
+  for(int i = 0; i < count; i++)
+    wanted[tokens[i]] = true;
+  return rc;
+}
+
+static enum mf_status bench_shape(struct tuner *t, const char *name, json_t *rows, struct error *err)
+{
+  struct bench_shape shape = {.name = name, .device_id = t->device_id};
+  struct bench_kernel kernels[BENCH_MAX_KERNELS];
+  struct device_client *client = NULL;
+  struct model_spec spec;
+  bool wanted[MAX_TOKENS + 1];
+  int nkernels = 0;
+  enum mf_status rc = wanted_tokens(t->opt, wanted, err);
+  if(rc == MF_OK)
+    rc = store_each_winner(t->store, name, take_winner, &shape, err);
+  if(rc == MF_OK && (shape.nwinners == 0 || shape.winners[0].predicted))
+    rc = error_set(err, MF_ERR_NOT_FOUND, "%s: no measured winners on %s: tune it first", name, t->target.dev.name);
+  if(rc == MF_OK)
+    rc = store_get_shape(t->store, shape.winners[0].shape_id, &spec, err);
+  if(rc == MF_OK)
+    rc = tune_start_timing(t, &spec, shape.winners[0].tokens_min, shape.winners[shape.nwinners - 1].tokens_max, &client, err);
+  for(int i = 0; i < shape.nwinners && rc == MF_OK; i++)
+    rc = bench_winner(t, client, &spec, &shape.winners[i], kernels, &nkernels, wanted, rows, err);
+  device_client_stop(client);
+  return rc;
+}
+
+enum mf_status bench_command(const struct options *opt, const char *const *shape_names, int count, struct error *err)
+{
+  struct tuner t = {.opt = opt};
+  json_t *rows = opt->json ? json_array() : NULL;
+  enum mf_status rc;
+  progress_init(&t.progress, opt->quiet);
+  rc = target_resolve(opt, &t.target, err);
+  if(rc == MF_OK && !t.target.gpu)
+    rc = error_set(err, MF_ERR_NO_DEVICE, "bench needs a GPU: %s", t.target.note);
+  if(rc == MF_OK)
+    rc = store_open(opt->store_path, false, &t.store, err);
+  if(rc == MF_OK)
+    rc = store_put_device(t.store, &t.target.dev, &t.device_id, err);
+  if(rc == MF_OK)
+    rc = device_tools_build(opt->program, opt->template_dir, compile_arch(t.target.dev.cc_major, t.target.dev.cc_minor), &t.tools, err);
+  if(rc == MF_OK && rows == NULL)
+    printf("| shape | routing | tokens | experts | us | 95 %% of median | floor kernel | floor | x floor |\n|---|---|---|---|---|---|---|---|---|\n");
+  for(int i = 0; i < count && rc == MF_OK; i++)
+    rc = bench_shape(&t, shape_names[i], rows, err);
+  if(rows != NULL) {
+    json_t *root = json_pack("{s:s, s:i, s:o}", "device", t.target.dev.name, "driver", t.target.dev.driver_version, "rows", rows);
+    json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
+    putchar('\n');
+    json_decref(root);
+  }
+  device_tool_set_free(&t.tools);
+  if(t.store != NULL)
+    store_close(t.store);
+  return rc;
+}

@@ -1,0 +1,88 @@
+/* device_cuda.h - what the parts of the CUDA device share: device_cuda.c (weights, kernels), device_cuda_driver.c (the driver and its devices),
+ * device_cuda_case.c (running one case), device_cuda_time.c (profiles and rounds). Nobody else includes it. */
+#ifndef MOEFORGE_TUNER_DEVICE_CUDA_H
+#define MOEFORGE_TUNER_DEVICE_CUDA_H
+
+#include "cuda_api.h"
+#include "device.h"
+#include "recipe.h"
+
+#define GUARD_BYTES 4096 /* before and behind every buffer that a kernel is given */
+#define POISON 0xFF      /* bf16 and f32 NaN, e4m3 NaN, id -1 */
+
+struct cuda_layer {
+  CUdeviceptr w13, s13, w2, s2, bias;
+  struct mf_weights weights;
+};
+
+struct device_kernel {
+  struct device_kernel *next; /* all kernels of the device */
+  struct mf_recipe recipe;
+  CUmodule module;
+  CUfunction function;
+  struct recipe_block *blocks; /* one per layer */
+  CUdeviceptr workspace;       /* guard, workspace, guard */
+  uint32_t launches;           /* since the workspace was initialised */
+  unsigned cases;              /* run so far */
+};
+
+/* An open timing profile; all zero if there is none. */
+struct cuda_profile {
+  int tokens, launches, count;
+  CUdeviceptr inputs;      /* x, logits, out of all launches */
+  CUdeviceptr experts;     /* i32 [launches][expert_count]: active experts, for the floor */
+  size_t x_bytes, logits_bytes, out_bytes; /* of one launch, 256-byte multiples */
+  CUgraphExec floor;
+  CUgraphExec *graphs;     /* [count] */
+  struct device_kernel **kernels;
+  CUevent begin, end;
+  double active;           /* mean */
+};
+
+struct device {
+  struct cuda_api api;
+  int ordinal;
+  CUdevice handle;
+  bool context_retained;
+  CUcontext context;
+  CUstream stream;
+  struct device_info info;
+  CUmodule datagen, floor_module;
+  CUfunction gen_weights, gen_scales, gen_bias, floor;
+  bool problem_loaded;
+  struct mf_problem problem;
+  float routed_scaling;
+  int nlayers, tokens_max;
+  struct cuda_layer *layers;
+  struct device_kernel *kernels;
+  CUdeviceptr scratch; /* inputs and outputs of a case; grows, kept from case to case */
+  size_t scratch_bytes;
+  struct cuda_profile profile;
+};
+
+/* Opens and initialises the driver; MF_ERR_NO_DEVICE says what to do. cuda_api_close() ends it. */
+enum mf_status cuda_driver_open(struct cuda_api *api, struct error *err);
+enum mf_status cuda_describe(const struct cuda_api *api, int ordinal, CUdevice *handle, struct device_info *out, struct error *err);
+enum mf_status cuda_count(int *out, struct error *err);
+enum mf_status cuda_info(int ordinal, struct device_info *out, struct error *err);
+enum mf_status cuda_state(int ordinal, struct device_state *out, struct error *err);
+
+/* A driver failure as an error: "what: CUDA_ERROR_...: description". MF_ERR_NOMEM if memory ran out, else MF_ERR_DEVICE. */
+enum mf_status cuda_failed(const struct cuda_api *api, CUresult result, struct error *err, const char *what);
+/* A failure of recipe_*(): keeps the runtime's status and adds what the driver said. */
+enum mf_status recipe_failed(const struct device *dev, enum mf_status status, CUresult result, const char *what, struct error *err);
+/* Waits for the stream by polling, so that a kernel that hangs ends in MF_ERR_TIMEOUT. */
+enum mf_status cuda_wait(struct device *dev, int timeout_ms, const char *what, struct error *err);
+/* Poisons the kernel's workspace and initialises it as a caller would, in stream order. */
+enum mf_status cuda_fresh_workspace(struct device *dev, struct device_kernel *kernel, struct error *err);
+CUdeviceptr cuda_workspace(const struct device_kernel *kernel);
+size_t logits_row_bytes(const struct mf_problem *problem);
+void cuda_close_profile(struct device *dev);
+
+enum mf_status cuda_run_case(struct device *dev, struct device_kernel *kernel, const struct test_case *tc, int layer, int replays, int timeout_ms,
+                             struct device_output *out, struct error *err);
+enum mf_status cuda_open_profile(struct device *dev, struct device_kernel *const *kernels, int count, int tokens, enum routing_kind routing, uint32_t seed,
+                                 int launches, struct error *err);
+enum mf_status cuda_time_round(struct device *dev, const bool *run, int round, double *us, double *floor_us, double *active, struct error *err);
+
+#endif

@@ -1,0 +1,67 @@
+/* error.c - see error.h. */
+#include "error.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+enum mf_status error_set(struct error *err, enum mf_status status, const char *fmt, ...)
+{
+  va_list args;
+  if(err == NULL)
+    return status;
+  err->status = status;
+  va_start(args, fmt);
+  vsnprintf(err->text, sizeof(err->text), fmt, args);
+  va_end(args);
+  return status;
+}
+
+static const char *errno_hint(int errnum)
+{
+  switch(errnum) {
+    case ENOSPC: return " (free some space and run again: nothing that was stored is lost)";
+    case EROFS: return " (the file system is read-only: name another place)";
+    case EACCES: return " (check the permissions of the folder)";
+    default: return "";
+  }
+}
+
+enum mf_status error_errno(struct error *err, enum mf_status status, int errnum, const char *fmt, ...)
+{
+  va_list args;
+  size_t length;
+  if(err == NULL)
+    return status;
+  err->status = status;
+  va_start(args, fmt);
+  vsnprintf(err->text, sizeof(err->text), fmt, args);
+  va_end(args);
+  length = strlen(err->text);
+  snprintf(err->text + length, sizeof(err->text) - length, ": %s%s", strerror(errnum), errno_hint(errnum));
+  return status;
+}
+
+enum mf_status error_prefix(struct error *err, const char *fmt, ...)
+{
+  char prefix[ERROR_TEXT_MAX / 2], old[ERROR_TEXT_MAX];
+  va_list args;
+  va_start(args, fmt);
+  vsnprintf(prefix, sizeof(prefix), fmt, args);
+  va_end(args);
+  memcpy(old, err->text, sizeof(old));
+  snprintf(err->text, sizeof(err->text), "%s: %.*s", prefix, (int)(sizeof(err->text) - sizeof(prefix) - 3), old);
+  return err->status;
+}
+
+int error_exit_code(enum mf_status status)
+{
+  switch(status) {
+#define EXIT_CASE(name, value, exit_code, message) \
+  case name: return exit_code;
+    MF_STATUS_TABLE(EXIT_CASE)
+#undef EXIT_CASE
+  }
+  return 70;
+}

@@ -1,0 +1,473 @@
+/* family_stream.c - what the tuner knows of the kernel family `stream`: knobs, rules, memory, source, recipe, cost.
+ *
+ * One persistent CTA per multiprocessor streams weights through a ring of 16 KB stages in shared memory, first its share of the up projection of all
+ * active experts, then its rows of the down projection (templates/stream/kernel.cuh). Formulas here mirror templates/stream/layout.cuh; the metadata
+ * symbol that each cubin exports is compared with them (stream_check_meta), and a test compiles every shape and compares. */
+#include "family_stream.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "stream/params.h"
+
+#define STAGE_BYTES 16384
+#define STAGE_KBLOCKS 8       /* k-blocks of 128 columns of 16 rows */
+#define REDUCE_BUFFERS 2      /* = finaliser warps */
+#define ALL_STATIC 1000       /* more rounds than any problem has: no tickets */
+#define MAX_DOWN_ROWS 64      /* rows of one CTA: one wgmma M tile */
+#define TENSOR_MAP_BYTES 128
+
+enum { KNOB_RING, KNOB_LOADERS, KNOB_LOOKAHEAD, KNOB_FLIGHT, KNOB_FIRST_DOWN, KNOB_STATIC, KNOB_ROTATE, STREAM_KNOBS };
+
+static const struct knob knobs[STREAM_KNOBS] = {
+    [KNOB_RING] = {"ring_stages", "ring", "16 KB weight stages in shared memory", true, false, 7, {4, 6, 7, 8, 9, 10, 12}},
+    [KNOB_LOADERS] = {"h_loaders", "ld", "warps that fetch and quantise h", true, false, 2, {2, 4}},
+    [KNOB_LOOKAHEAD] = {"ticket_lookahead", "la", "turns between drawing a ticket and its use", true, false, 2, {2, 4}},
+    [KNOB_FLIGHT] = {"flight", "fl", "stages in flight per CTA", false, true, 4, {3, 4, 5, 6}},
+    [KNOB_FIRST_DOWN] = {"first_down_flight", "fd", "the same for the first down stages", false, true, 4, {2, 3, 4, 6}},
+    [KNOB_STATIC] = {"static_rounds", "st", "rounds of units dealt without tickets (1000: all)", false, true, 3, {0, 8, ALL_STATIC}},
+    [KNOB_ROTATE] = {"rotate_k", "rk", "1: successive units start at successive k chunks", false, false, 2, {0, 1}},
+};
+
+#define RULES_TABLE(X)                                                                                        \
+  X(RULE_TOKENS, "tokens", "1 to 8 tokens")                                                                   \
+  X(RULE_TOP_K, "top_k", "at most 8 experts per token: a token's experts fill the 8 h groups")                \
+  X(RULE_EXPERTS, "experts", "64, 128 or 256 experts: 2, 4 or 8 per lane of the routing warp")                \
+  X(RULE_HIDDEN, "hidden", "hidden size a multiple of 1024, up to 8192: whole 16 KB stages")                  \
+  X(RULE_INTERMEDIATE, "intermediate", "features per rank 256, 512 or 1024: whole warp loads of h")           \
+  X(RULE_ROUTER, "router", "softmax, or sigmoid with a selection bias")                                       \
+  X(RULE_GROUPS, "groups", "groups of a whole number of lanes")                                               \
+  X(RULE_FEATURE, "feature", "no expert parallelism, zero experts, shared slots, clamps, input weights yet")  \
+  X(RULE_DOWN_ROWS, "down_rows", "at most 64 rows of w2 per CTA")                                             \
+  X(RULE_RING, "ring", "the scale slots must outlive the ring")                                               \
+  X(RULE_FLIGHT, "flight", "no more stages in flight than the ring has")                                      \
+  X(RULE_EQUIVALENT, "equivalent", "another schedule in the space does exactly the same")
+
+enum stream_rule {
+#define RULE_ENUM(id, name, help) id,
+  RULES_TABLE(RULE_ENUM)
+#undef RULE_ENUM
+  STREAM_RULES
+};
+static const struct rule rules[STREAM_RULES] = {
+#define RULE_ROW(id, name, help) {name, help},
+    RULES_TABLE(RULE_ROW)
+#undef RULE_ROW
+};
+
+/* Sizes that follow from problem, schedule and device: the host's twin of struct Layout in layout.cuh. */
+struct layout {
+  int kblocks, hblocks;   /* of w13 and of w2 */
+  int units, unit_stages; /* up units per expert, stages per unit */
+  int grid, down_ctas, down_rows;
+  int down_row_blocks;    /* scale blocks that a CTA's rows touch */
+  int down_kblocks;       /* k-blocks per down copy */
+  int scale_slots;
+  int threads;
+  int slots;              /* active experts at most */
+  long shared_bytes;
+};
+
+static long align_up(long value, long alignment)
+{
+  return (value + alignment - 1) / alignment * alignment;
+}
+
+/* The most CTAs that share K rows in whole atoms of 8. */
+static int most_down_ctas(int hidden, int sms)
+{
+  int ctas = sms < hidden / 8 ? sms : hidden / 8;
+  while((hidden / 8) % ctas != 0)
+    ctas--;
+  return ctas;
+}
+
+/* The fewest scale slots whose rows outlive a ring of 'ring' stages. */
+static int fewest_scale_slots(int ring, int unit_stages)
+{
+  int slots = 4;
+  while(slots < 16 && ring > (slots - 1) * unit_stages + 1)
+    slots *= 2;
+  return slots;
+}
+
+/* The layout's struct Shared, field by field. */
+static long shared_size(const struct mf_problem *p, const struct layout *l, int ring, int loaders)
+{
+  const long cleared = l->kblocks * 32L + 8L * l->hblocks * 32 + l->slots * 8L + l->slots * 8L + p->experts;
+  long at = (long)ring * STAGE_BYTES + l->kblocks * 1024L + 8L * l->hblocks * 1024 + REDUCE_BUFFERS * 8L * 32 * 16;
+  at += align_up(cleared, 16);
+  at += l->scale_slots * 2L * l->kblocks * 4 + (long)l->slots * l->down_row_blocks * l->hblocks * 4 + MF_STREAM_MAX_TOKENS * 8L * 4;
+  at += l->slots * 4L + 2 * 4 + REDUCE_BUFFERS * 4L * 2 + loaders * 4L + 8 * 4 + ring * 4L + p->experts;
+  at = align_up(at, 8) + (2L * REDUCE_BUFFERS + l->scale_slots + 2L * ring) * 8;
+  return align_up(at, 1024);
+}
+
+static struct layout make_layout(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev)
+{
+  const int ring = sched->value[KNOB_RING], helpers = REDUCE_BUFFERS + sched->value[KNOB_LOADERS];
+  struct layout l = {0};
+  long whole;
+  l.kblocks = p->hidden / 128;
+  l.hblocks = p->intermediate / 128;
+  l.units = p->intermediate / 8;
+  l.unit_stages = l.kblocks / STAGE_KBLOCKS;
+  l.grid = dev->sms;
+  l.down_ctas = most_down_ctas(p->hidden, dev->sms);
+  l.down_rows = p->hidden / l.down_ctas;
+  l.down_row_blocks = 128 % l.down_rows == 0 ? 1 : 2;
+  whole = (long)l.hblocks * l.down_rows * 128;
+  l.down_kblocks = whole <= STAGE_BYTES ? l.hblocks : whole <= 2 * STAGE_BYTES ? l.hblocks / 2 : l.hblocks / 4;
+  l.scale_slots = fewest_scale_slots(ring, l.unit_stages);
+  l.threads = 32 * (helpers <= 4 ? 13 : 9 + helpers);
+  l.slots = MF_STREAM_MAX_TOKENS * p->top_k;
+  l.shared_bytes = shared_size(p, &l, ring, sched->value[KNOB_LOADERS]);
+  return l;
+}
+
+static enum mf_status reject(struct verdict *why, enum stream_rule rule, long have, long allowed, long nearest, const char *detail)
+{
+  *why = (struct verdict){.stage = "space", .rule = rules[rule].name, .have = have, .allowed = allowed, .nearest = nearest};
+  strncpy(why->detail, detail != NULL ? detail : rules[rule].help, sizeof(why->detail) - 1);
+  return MF_REJECTED;
+}
+
+/* ---- what the family serves ---- */
+
+static bool plain_features(const struct mf_problem *p)
+{
+  return p->expert_begin == 0 && p->expert_count == p->experts && p->zero_experts == 0 && p->shared_experts == 0 && p->weight_on_input == 0 &&
+         p->swiglu_limit <= 0 && (p->swiglu_alpha <= 0 || (p->swiglu_alpha >= 1 && p->swiglu_alpha <= 1)) && p->intermediate_offset == 0;
+}
+
+static enum mf_status stream_serves(const struct mf_problem *p, int tokens, const struct device_info *dev, struct verdict *why)
+{
+  const int lanes_per_group = p->groups > 0 ? 32 / p->groups : 0;
+  int down_rows;
+  if(tokens < 1 || tokens > MF_STREAM_MAX_TOKENS)
+    return reject(why, RULE_TOKENS, tokens, MF_STREAM_MAX_TOKENS, MF_STREAM_MAX_TOKENS, NULL);
+  if(p->top_k > MF_STREAM_MAX_TOPK)
+    return reject(why, RULE_TOP_K, p->top_k, MF_STREAM_MAX_TOPK, MF_STREAM_MAX_TOPK, NULL);
+  if(p->experts != 64 && p->experts != 128 && p->experts != 256)
+    return reject(why, RULE_EXPERTS, p->experts, 256, p->experts < 96 ? 64 : p->experts < 192 ? 128 : 256, NULL);
+  if(p->hidden % 1024 != 0 || p->hidden > 8192)
+    return reject(why, RULE_HIDDEN, p->hidden, 8192, p->hidden > 8192 ? 8192 : align_up(p->hidden, 1024), NULL);
+  if(p->intermediate != 256 && p->intermediate != 512 && p->intermediate != 1024)
+    return reject(why, RULE_INTERMEDIATE, p->intermediate, 1024, p->intermediate < 384 ? 256 : p->intermediate < 768 ? 512 : 1024, NULL);
+  if(!(p->score == MF_SCORE_SOFTMAX && p->select_bias == 0) && p->score != MF_SCORE_SIGMOID)
+    return reject(why, RULE_ROUTER, p->score, MF_SCORE_SIGMOID, -1, NULL);
+  if(p->groups != 1 && (p->score != MF_SCORE_SIGMOID || lanes_per_group * p->groups != 32))
+    return reject(why, RULE_GROUPS, p->groups, 32, 1, NULL);
+  if(!plain_features(p))
+    return reject(why, RULE_FEATURE, 1, 0, 0, NULL);
+  down_rows = p->hidden / most_down_ctas(p->hidden, dev->sms);
+  if(down_rows > MAX_DOWN_ROWS)
+    return reject(why, RULE_DOWN_ROWS, down_rows, MAX_DOWN_ROWS, -1, "more than 64 rows of w2 per CTA: the device has too few multiprocessors for this hidden size");
+  return MF_OK;
+}
+
+static void stream_token_bucket(const struct mf_problem *p, int tokens, int *lo, int *hi)
+{
+  (void)p;
+  (void)tokens;
+  *lo = 1;
+  *hi = MF_STREAM_MAX_TOKENS;
+}
+
+static long stream_shared_bytes(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev)
+{
+  return make_layout(p, sched, dev).shared_bytes;
+}
+
+static int default_lookahead(const struct mf_problem *p)
+{
+  return p->hidden / 128 / STAGE_KBLOCKS >= 4 ? 2 : 4;
+}
+
+/* The deepest ring that fits, few bytes in flight; tickets pay from three tokens on. */
+static void stream_default_schedule(const struct mf_problem *p, int tokens, const struct device_info *dev, struct schedule *out)
+{
+  const struct knob *ring = &knobs[KNOB_RING];
+  out->family = &family_stream;
+  out->value[KNOB_LOADERS] = 4;
+  out->value[KNOB_LOOKAHEAD] = default_lookahead(p);
+  out->value[KNOB_FLIGHT] = 4;
+  out->value[KNOB_FIRST_DOWN] = tokens <= 2 ? 2 : 4;
+  out->value[KNOB_STATIC] = tokens <= 2 ? ALL_STATIC : 0;
+  out->value[KNOB_ROTATE] = 1;
+  for(int i = ring->nvalues - 1; i >= 0; i--) {
+    out->value[KNOB_RING] = ring->values[i];
+    if(stream_shared_bytes(p, out, dev) <= dev->shared_bytes_per_cta)
+      return;
+  }
+}
+
+static enum mf_status stream_constrain(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev, struct verdict *why)
+{
+  const struct layout l = make_layout(p, sched, dev);
+  const int ring = sched->value[KNOB_RING], flight = sched->value[KNOB_FLIGHT], first_down = sched->value[KNOB_FIRST_DOWN];
+  const enum mf_status rc = stream_serves(p, 1, dev, why);
+  if(rc != MF_OK)
+    return rc;
+  if(ring > (l.scale_slots - 1) * l.unit_stages + 1)
+    return reject(why, RULE_RING, ring, (l.scale_slots - 1) * l.unit_stages + 1, (l.scale_slots - 1) * l.unit_stages + 1, NULL);
+  if(flight > ring || first_down > ring)
+    return reject(why, RULE_FLIGHT, flight > ring ? flight : first_down, ring, ring, NULL);
+  if(sched->value[KNOB_STATIC] == ALL_STATIC && sched->value[KNOB_LOOKAHEAD] != default_lookahead(p))
+    return reject(why, RULE_EQUIVALENT, sched->value[KNOB_LOOKAHEAD], default_lookahead(p), default_lookahead(p), "no tickets: the look-ahead means nothing");
+  memset(why, 0, sizeof(*why));
+  return MF_OK;
+}
+
+/* ---- source ---- */
+
+static void stream_emit(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev, struct strbuf *out)
+{
+  const struct layout l = make_layout(p, sched, dev);
+  char name[NAME_MAX_LEN];
+  schedule_artifact_name(sched, name, sizeof(name));
+  strbuf_printf(out, "// %s: one fused MoE decode operator, %d experts top-%d, N = %d, K = %d, 1 to %d tokens, %d CTAs.\n", name, p->experts, p->top_k,
+                p->intermediate, p->hidden, MF_STREAM_MAX_TOKENS, l.grid);
+  strbuf_printf(out, "// Emitted by moeforge (family stream, version %d); change the templates, not this file.\n", family_stream.version);
+  strbuf_printf(out, "#include \"%s\"\n\n", family_stream.entry_include);
+  strbuf_printf(out, "struct Shape {\n");
+  strbuf_printf(out, "  static constexpr int kExperts = %d;\n", p->experts);
+  strbuf_printf(out, "  static constexpr int kTopK = %d;\n", p->top_k);
+  strbuf_printf(out, "  static constexpr int kIntermediate = %d; // features of one expert\n", p->intermediate);
+  strbuf_printf(out, "  static constexpr int kHidden = %d;\n", p->hidden);
+  strbuf_printf(out, "  static constexpr int kScoring = %s;\n", p->score == MF_SCORE_SIGMOID ? "MF_STREAM_SIGMOID" : "MF_STREAM_SOFTMAX");
+  strbuf_printf(out, "  static constexpr int kBias = %d; // 1: a bias takes part in the selection, not in the weights\n", p->select_bias != 0);
+  strbuf_printf(out, "  static constexpr int kGroups = %d;\n", p->groups);
+  strbuf_printf(out, "  static constexpr int kTopGroups = %d;\n", p->groups_kept);
+  strbuf_printf(out, "  static constexpr int kRenormalise = %d;\n", p->renormalize != 0);
+  strbuf_printf(out, "  static constexpr int kLogitsF32 = %d;\n", p->logits_dtype == MF_DTYPE_F32);
+  strbuf_printf(out, "  static constexpr int kActScaleUe8m0 = %d; // 1: activation scales are powers of two\n", p->act_scale == MF_ACT_SCALE_UE8M0);
+  strbuf_printf(out, "};\n\nstruct Schedule {\n");
+  strbuf_printf(out, "  static constexpr int kGridCtas = %d; // one per multiprocessor\n", l.grid);
+  strbuf_printf(out, "  static constexpr int kDownCtas = %d; // own %d rows of w2 each\n", l.down_ctas, l.down_rows);
+  strbuf_printf(out, "  static constexpr int kRingStages = %d;\n", sched->value[KNOB_RING]);
+  strbuf_printf(out, "  static constexpr int kReduceBuffers = %d;\n", REDUCE_BUFFERS);
+  strbuf_printf(out, "  static constexpr int kHLoaders = %d;\n", sched->value[KNOB_LOADERS]);
+  strbuf_printf(out, "  static constexpr int kTicketLookahead = %d;\n", sched->value[KNOB_LOOKAHEAD]);
+  strbuf_printf(out, "  static constexpr int kScaleSlots = %d;\n", l.scale_slots);
+  strbuf_printf(out, "  static constexpr int kPdl = 0;\n};\n\n");
+  strbuf_printf(out, "using Layout = stream::Layout<Shape, Schedule>;\n\n");
+  strbuf_printf(out, "extern \"C\" __device__ const mf_stream_meta mf_meta = stream::make_meta<Layout>();\n\n");
+  strbuf_printf(out, "extern \"C\" __global__ void __launch_bounds__(Layout::kThreads, 1)\n");
+  strbuf_printf(out, "mf_moe(const __grid_constant__ mf_stream_params params, const __grid_constant__ hw::TensorMap up_map,\n");
+  strbuf_printf(out, "       const __grid_constant__ hw::TensorMap down_map)\n{\n");
+  strbuf_printf(out, "  stream::run<Layout>(params, up_map, down_map);\n}\n");
+}
+
+/* ---- recipe ---- */
+
+static void add_field(struct mf_recipe *r, enum mf_source source, size_t size, size_t offset, int64_t value)
+{
+  struct mf_recipe_field *f = &r->fields[r->nfields++];
+  f->source = (uint16_t)source;
+  f->size = (uint16_t)size;
+  f->offset = (uint32_t)offset;
+  f->value = value;
+}
+
+static void add_stride(struct mf_recipe_stride *stride, enum mf_source source, uint64_t value)
+{
+  stride->source = source;
+  stride->value = value;
+}
+
+#define FIELD(r, source, member, value) \
+  add_field(r, source, sizeof(((struct mf_stream_params *)0)->member), offsetof(struct mf_stream_params, member), value)
+
+static void add_params(struct mf_recipe *r, const struct schedule *sched)
+{
+  FIELD(r, MF_SRC_X, x, 0);
+  FIELD(r, MF_SRC_LOGITS, logits, 0);
+  FIELD(r, MF_SRC_BIAS, bias, 0);
+  FIELD(r, MF_SRC_S13, s13, 0);
+  FIELD(r, MF_SRC_S2, s2, 0);
+  FIELD(r, MF_SRC_OUT, out, 0);
+  FIELD(r, MF_SRC_WORKSPACE, workspace, 0);
+  FIELD(r, MF_SRC_TOKENS, tokens, 0);
+  FIELD(r, MF_SRC_X_STRIDE, x_pitch, 0);
+  FIELD(r, MF_SRC_LOGITS_STRIDE, logits_pitch, 0);
+  FIELD(r, MF_SRC_OUT_STRIDE, out_pitch, 0);
+  FIELD(r, MF_SRC_ROUTED_SCALING, scaling, 0);
+  FIELD(r, MF_SRC_CONST, flight, sched->value[KNOB_FLIGHT]);
+  FIELD(r, MF_SRC_CONST, first_down_flight, sched->value[KNOB_FIRST_DOWN]);
+  FIELD(r, MF_SRC_CONST, static_rounds, sched->value[KNOB_STATIC]);
+  FIELD(r, MF_SRC_CONST, rotate_k, sched->value[KNOB_ROTATE]);
+  FIELD(r, MF_SRC_CONST, evict_first, 1);
+}
+
+/* w13 as [k-block][expert and group of 8 rows][gate, up][row][column]: one box is a unit's 16 rows x 8 k-blocks. The strides do not grow with the
+ * dimension, which the driver accepts though its documentation does not promise it. */
+static void add_up_map(struct mf_recipe *r, const struct mf_problem *p)
+{
+  struct mf_recipe_map *m = &r->maps[r->nmaps++];
+  const uint64_t dim[5] = {128, 8, 2, (uint64_t)p->expert_count * 2 * (uint64_t)p->intermediate / 8, (uint64_t)p->hidden / 128};
+  const uint32_t box[5] = {128, 8, 2, 1, STAGE_KBLOCKS};
+  m->base = MF_SRC_W13;
+  m->rank = 5;
+  m->swizzle = 128;
+  m->promotion = 128;
+  memcpy(m->dim, dim, sizeof(dim));
+  memcpy(m->box, box, sizeof(box));
+  add_stride(&m->stride[0], MF_SRC_W13_ROW_STRIDE, 1);
+  add_stride(&m->stride[1], MF_SRC_W13_ROW_STRIDE, (uint64_t)p->intermediate);
+  add_stride(&m->stride[2], MF_SRC_W13_ROW_STRIDE, 8);
+  add_stride(&m->stride[3], MF_SRC_CONST, 128);
+}
+
+/* w2 as [k-block][expert and row][column]: one box is a CTA's rows of one expert, all or some k-blocks. */
+static void add_down_map(struct mf_recipe *r, const struct mf_problem *p, const struct layout *l)
+{
+  struct mf_recipe_map *m = &r->maps[r->nmaps++];
+  const uint64_t dim[5] = {128, (uint64_t)p->expert_count * (uint64_t)p->hidden, (uint64_t)l->hblocks};
+  const uint32_t box[5] = {128, (uint32_t)l->down_rows, (uint32_t)l->down_kblocks};
+  m->base = MF_SRC_W2;
+  m->rank = 3;
+  m->swizzle = 128;
+  m->promotion = 128;
+  memcpy(m->dim, dim, sizeof(dim));
+  memcpy(m->box, box, sizeof(box));
+  add_stride(&m->stride[0], MF_SRC_W2_ROW_STRIDE, 1);
+  add_stride(&m->stride[1], MF_SRC_CONST, 128);
+}
+
+/* Each tensor map becomes a kernel parameter behind the params struct. */
+static void add_arguments(struct mf_recipe *r)
+{
+  size_t at = (size_t)align_up((long)sizeof(struct mf_stream_params), 64);
+  r->params[r->nparams++] = (struct mf_recipe_param){0, (uint32_t)sizeof(struct mf_stream_params)};
+  for(uint32_t i = 0; i < r->nmaps; i++, at += TENSOR_MAP_BYTES) {
+    r->params[r->nparams++] = (struct mf_recipe_param){(uint32_t)at, TENSOR_MAP_BYTES};
+    add_field(r, MF_SRC_TENSOR_MAP, TENSOR_MAP_BYTES, at, (int64_t)i);
+  }
+  r->block_bytes = (uint32_t)at;
+}
+
+static enum mf_status stream_recipe(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev, struct mf_recipe *out,
+                                    struct error *err)
+{
+  const struct layout l = make_layout(p, sched, dev);
+  (void)err;
+  memset(out, 0, sizeof(*out));
+  out->magic = MF_RECIPE_MAGIC;
+  out->version = MF_RECIPE_VERSION;
+  out->size = sizeof(*out);
+  out->flags = MF_RECIPE_COOPERATIVE;
+  strncpy(out->kernel, family_stream.kernel, sizeof(out->kernel) - 1);
+  out->grid[0] = (uint32_t)l.grid;
+  out->block[0] = (uint32_t)l.threads;
+  out->grid[1] = out->grid[2] = out->block[1] = out->block[2] = 1;
+  out->shared_bytes = (uint32_t)l.shared_bytes;
+  out->min_sms = (uint32_t)l.grid;
+  out->tokens_min = 1;
+  out->tokens_max = MF_STREAM_MAX_TOKENS;
+  out->workspace_bytes = (uint64_t)MF_STREAM_WS_BYTES(p->top_k, p->intermediate);
+  out->workspace_zero_bytes = out->workspace_bytes;
+  out->h_offset = MF_STREAM_WS_H;
+  out->h_buffer_bytes = (uint64_t)MF_STREAM_WS_H_BYTES(p->top_k, p->intermediate);
+  out->launch_count_offset = MF_STREAM_WS_LAUNCHES;
+  out->routing_ids_offset = MF_STREAM_WS_IDS;
+  out->routing_weights_offset = MF_STREAM_WS_WEIGHTS;
+  out->status_offset = MF_STREAM_WS_STATUS;
+  add_params(out, sched);
+  add_up_map(out, p);
+  add_down_map(out, p, &l);
+  add_arguments(out);
+  return MF_OK;
+}
+
+/* ---- metadata ---- */
+
+static enum mf_status meta_differs(struct verdict *why, const char *what, long kernel, long host)
+{
+  *why = (struct verdict){.stage = "compile", .rule = "metadata", .have = kernel, .allowed = host, .nearest = -1};
+  snprintf(why->detail, sizeof(why->detail), "%s: the kernel says %ld, the host's formula %ld", what, kernel, host);
+  return MF_REJECTED;
+}
+
+static enum mf_status stream_check_meta(const void *meta, size_t bytes, const struct mf_problem *p, const struct schedule *sched,
+                                        const struct device_info *dev, struct verdict *why)
+{
+  const struct layout l = make_layout(p, sched, dev);
+  const struct mf_stream_meta *m = meta;
+  if(bytes != sizeof(*m))
+    return meta_differs(why, "bytes of the metadata", (long)bytes, (long)sizeof(*m));
+  const struct {
+    const char *name;
+    long kernel, host;
+  } rows[] = {
+      {"magic", (long)m->magic, (long)MF_STREAM_MAGIC},
+      {"version", (long)m->version, (long)MF_STREAM_VERSION},
+      {"params_bytes", (long)m->params_bytes, (long)sizeof(struct mf_stream_params)},
+      {"experts", (long)m->experts, p->experts},
+      {"topk", (long)m->topk, p->top_k},
+      {"intermediate", (long)m->intermediate, p->intermediate},
+      {"hidden", (long)m->hidden, p->hidden},
+      {"grid_ctas", (long)m->grid_ctas, l.grid},
+      {"threads", (long)m->threads, l.threads},
+      {"shared_bytes", (long)m->shared_bytes, l.shared_bytes},
+      {"down_ctas", (long)m->down_ctas, l.down_ctas},
+      {"down_rows", (long)m->down_rows, l.down_rows},
+      {"down_kblocks", (long)m->down_kblocks, l.down_kblocks},
+      {"ring_stages", (long)m->ring_stages, sched->value[KNOB_RING]},
+      {"scale_slots", (long)m->scale_slots, l.scale_slots},
+      {"workspace_bytes", (long)m->workspace_bytes, MF_STREAM_WS_BYTES(p->top_k, p->intermediate)},
+      {"h_offset", (long)m->h_offset, MF_STREAM_WS_H},
+      {"ids_offset", (long)m->ids_offset, MF_STREAM_WS_IDS},
+      {"weights_offset", (long)m->weights_offset, MF_STREAM_WS_WEIGHTS},
+      {"status_offset", (long)m->status_offset, MF_STREAM_WS_STATUS},
+      {"launches_offset", (long)m->launches_offset, MF_STREAM_WS_LAUNCHES},
+  };
+  for(size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+    if(rows[i].kernel != rows[i].host)
+      return meta_differs(why, rows[i].name, rows[i].kernel, rows[i].host);
+  }
+  return MF_OK;
+}
+
+/* ---- cost model ---- */
+
+/* For ranking candidates that cannot be timed; constants were fitted by eye to measurements on one H200. */
+static double stream_predict_us(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev, int tokens, double active)
+{
+  const struct layout l = make_layout(p, sched, dev);
+  const double up_bytes = 2.0 * p->intermediate * p->hidden, down_bytes = 1.0 * p->intermediate * p->hidden;
+  const double peak = dev->bandwidth_gbps * 1e3;               /* bytes per us */
+  const double latency_us = 1.3;                               /* of a copy under load */
+  const double in_flight = dev->sms * (double)sched->value[KNOB_FLIGHT] * STAGE_BYTES;
+  const double rate = peak < in_flight / latency_us ? peak : in_flight / latency_us;
+  const double share = active * l.units / dev->sms;            /* units per CTA */
+  const double waves = (double)(long)(share + 0.999999);       /* of the busiest CTA, dealt statically */
+  const bool tickets = sched->value[KNOB_STATIC] != ALL_STATIC;
+  const double imbalance = tickets ? 1 + 0.3 / share : 1 + 0.5 * (waves / share - 1);
+  const double queueing = 0.06 * (sched->value[KNOB_FLIGHT] + sched->value[KNOB_FIRST_DOWN] - 6) * (sched->value[KNOB_FLIGHT] + sched->value[KNOB_FIRST_DOWN] - 6);
+  const double front = 0.9 + 0.1 * tokens + (tickets ? 0.15 : 0) + (p->score == MF_SCORE_SIGMOID ? 0.2 : 0);
+  const double hand_off = 0.9 + 0.15 * tokens * p->top_k / (active > 0 ? active : 1) + 0.02 * (12 - sched->value[KNOB_RING]) +
+                          (sched->value[KNOB_LOADERS] < 4 ? 0.1 * tokens : 0);
+  return dev->launch_us + front + hand_off + queueing * 0.1 + active * (up_bytes * imbalance + down_bytes * dev->sms / (double)l.down_ctas) / rate;
+}
+
+const struct family_ops family_stream = {
+    .name = "stream",
+    .version = 1,
+    .kernel = "mf_moe",
+    .entry_include = "stream/kernel.cuh",
+    .knobs = knobs,
+    .nknobs = STREAM_KNOBS,
+    .rules = rules,
+    .nrules = STREAM_RULES,
+    .serves = stream_serves,
+    .token_bucket = stream_token_bucket,
+    .default_schedule = stream_default_schedule,
+    .constrain = stream_constrain,
+    .shared_bytes = stream_shared_bytes,
+    .emit = stream_emit,
+    .recipe = stream_recipe,
+    .check_meta = stream_check_meta,
+    .predict_us = stream_predict_us,
+};

@@ -1,0 +1,13 @@
+/* files.h - files that are there whole or not at all. */
+#ifndef MOEFORGE_TUNER_FILES_H
+#define MOEFORGE_TUNER_FILES_H
+
+#include "error.h"
+#include <stddef.h>
+
+/* Writes 'count' bytes to 'path' by way of a temporary file beside it: fsync, rename. On failure an older file stays as it was. MF_ERR_IO. */
+enum mf_status file_write_whole(const char *path, const void *bytes, size_t count, struct error *err);
+/* Creates one folder if it is not there. MF_ERR_IO. */
+enum mf_status file_make_folder(const char *path, struct error *err);
+
+#endif

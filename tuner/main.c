@@ -1,0 +1,303 @@
+/* main.c - the command line: parses it, fills in struct options, calls one command, turns its status into the exit code.
+ *
+ * Options may stand before or after the command's operands. Every default is in default_options(). Nothing here knows what a kernel is. */
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "commands.h"
+#include "progress.h"
+#include "spec.h"
+#include "worker.h"
+
+#define MOEFORGE_VERSION "0.1.0"
+
+static const char usage_text[] =
+    "usage: moeforge COMMAND [OPTIONS] [OPERANDS]\n"
+    "\n"
+    "  spec import CONFIG.json [--tp N] [--ep N] -o SPEC.yaml   a Hugging Face config becomes a model spec\n"
+    "  spec check SPEC.yaml...                                  reads specs and says what is wrong with them\n"
+    "  plan SPEC.yaml...                                        dry run: candidates, rejections by rule, memory, time\n"
+    "  tune SPEC.yaml...                                        emit, compile, filter, check, time, store\n"
+    "  show [SHAPE]                                             the winners (--rejects: what was dropped, and why)\n"
+    "  bench SHAPE...                                           times the winners again, on other routing seeds\n"
+    "  export SHAPE -o FILE                                     one package file for the serving team\n"
+    "  verify FILE                                              checks a package's numbers on this machine\n"
+    "  doctor                                                   what this machine has and what is missing\n"
+    "  version, help\n"
+    "\n"
+    "  -o FILE               output\n"
+    "  --device NAME         auto (default), none, cuda, cuda:N, or a device spec to plan for (h100-pcie)\n"
+    "  --tokens LIST         token counts, e.g. 1-8 or 1,2,4: instead of the spec's\n"
+    "  --effort LEVEL        quick, default, exhaustive\n"
+    "  --jobs N              compile workers (default: the number of cores)\n"
+    "  --check-jobs N        check workers (default: a quarter of the cores, at most 4)\n"
+    "  --store FILE          work store (default: moeforge-work.db)\n"
+    "  --db FILE             shipped schedules (default: schedules.db)\n"
+    "  --templates DIR       kernel templates (default: beside the program, or ./templates)\n"
+    "  --gen DIR             where emitted kernels are written (default: gen)\n"
+    "  --devices DIR         device specs (default: beside the templates, specs/devices)\n"
+    "  --timeout-ms N        limit of one kernel launch in checks (default 2000)\n"
+    "  --retime              measure again what earlier runs have measured\n"
+    "  --debug               kernels with the watchdog\n"
+    "  --json                results as JSON\n"
+    "  --quiet               no progress\n"
+    "\n"
+    "Exit codes: 0 done, 2 wrong command line, 3 bad spec or config, 4 not supported, 5 file error, 6 database, 7 no CUDA compiler, 8 no GPU,\n"
+    "9 GPU failure, 10 compile error, 11 wrong numbers, 12 timeout, 13 worker died, 14 not found, 20-27 package errors, 130 interrupted.\n";
+
+/* What the parser collects beyond struct options. */
+struct command_line {
+  struct options opt;
+  const char *operand[256];
+  int noperands;
+  int tp, tp_rank, ep, ep_rank;
+  const char *name;
+  bool rejects;
+  char template_dir[1024], device_dir[1024], program[1024];
+};
+
+enum option_code {
+  OPT_DEVICE = 256, OPT_TOKENS, OPT_EFFORT, OPT_JOBS, OPT_CHECK_JOBS, OPT_STORE, OPT_DB, OPT_TEMPLATES, OPT_GEN, OPT_DEVICES, OPT_TIMEOUT, OPT_RETIME,
+  OPT_DEBUG, OPT_JSON, OPT_QUIET, OPT_TP, OPT_TP_RANK, OPT_EP, OPT_EP_RANK, OPT_NAME, OPT_REJECTS, OPT_PREDICTED
+};
+
+static const struct option long_options[] = {
+    {"output", required_argument, NULL, 'o'},           {"device", required_argument, NULL, OPT_DEVICE},
+    {"tokens", required_argument, NULL, OPT_TOKENS},    {"effort", required_argument, NULL, OPT_EFFORT},
+    {"jobs", required_argument, NULL, OPT_JOBS},        {"check-jobs", required_argument, NULL, OPT_CHECK_JOBS},
+    {"store", required_argument, NULL, OPT_STORE},      {"db", required_argument, NULL, OPT_DB},
+    {"templates", required_argument, NULL, OPT_TEMPLATES}, {"gen", required_argument, NULL, OPT_GEN},
+    {"devices", required_argument, NULL, OPT_DEVICES},  {"timeout-ms", required_argument, NULL, OPT_TIMEOUT},
+    {"retime", no_argument, NULL, OPT_RETIME},          {"debug", no_argument, NULL, OPT_DEBUG},
+    {"json", no_argument, NULL, OPT_JSON},              {"quiet", no_argument, NULL, OPT_QUIET},
+    {"tp", required_argument, NULL, OPT_TP},            {"tp-rank", required_argument, NULL, OPT_TP_RANK},
+    {"ep", required_argument, NULL, OPT_EP},            {"ep-rank", required_argument, NULL, OPT_EP_RANK},
+    {"name", required_argument, NULL, OPT_NAME},        {"rejects", no_argument, NULL, OPT_REJECTS},
+    {"allow-predicted", no_argument, NULL, OPT_PREDICTED}, {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, 'V'},                {NULL, 0, NULL, 0},
+};
+
+static bool is_folder(const char *path)
+{
+  struct stat info;
+  return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+/* The first of <program's folder>/<relative>, its parent's, the working folder's that exists; else the last. */
+static void find_beside(const char *program, const char *relative, char *out, size_t space)
+{
+  const char *slash = strrchr(program, '/');
+  const int length = slash != NULL ? (int)(slash - program) : 0;
+  snprintf(out, space, "%.*s/%s", length, program, relative);
+  if(is_folder(out))
+    return;
+  snprintf(out, space, "%.*s/../%s", length, program, relative);
+  if(is_folder(out))
+    return;
+  snprintf(out, space, "%.*s/../share/moeforge/%s", length, program, relative);
+  if(!is_folder(out))
+    snprintf(out, space, "%s", relative);
+}
+
+static void default_options(struct command_line *cl)
+{
+  const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+  struct options *opt = &cl->opt;
+  memset(cl, 0, sizeof(*cl));
+  const ssize_t n = readlink("/proc/self/exe", cl->program, sizeof(cl->program) - 1);
+  cl->program[n > 0 ? n : 0] = '\0';
+  find_beside(cl->program, "templates", cl->template_dir, sizeof(cl->template_dir));
+  find_beside(cl->program, "specs/devices", cl->device_dir, sizeof(cl->device_dir));
+  opt->program = cl->program;
+  opt->template_dir = cl->template_dir;
+  opt->device_dir = cl->device_dir;
+  opt->gen_dir = "gen";
+  opt->store_path = "moeforge-work.db";
+  opt->shipped_path = "schedules.db";
+  opt->device = "auto";
+  opt->effort = EFFORT_DEFAULT;
+  opt->jobs = cores > 0 ? (int)cores : 1;
+  opt->check_jobs = cores >= 16 ? 4 : cores >= 4 ? (int)cores / 4 : 1;
+  opt->timeout_ms = 2000;
+  cl->tp = cl->ep = 1;
+}
+
+static enum mf_status parse_int(const char *option, const char *text, int low, int high, int *out, struct error *err)
+{
+  char *end;
+  const long value = strtol(text, &end, 10);
+  if(*text == '\0' || *end != '\0' || value < low || value > high)
+    return error_set(err, MF_ERR_USAGE, "--%s: expected a whole number from %d to %d, got \"%s\"", option, low, high, text);
+  *out = (int)value;
+  return MF_OK;
+}
+
+static enum mf_status take_option(struct command_line *cl, int code, const char *value, struct error *err)
+{
+  struct options *opt = &cl->opt;
+  switch(code) {
+    case 'o': opt->output = value; return MF_OK;
+    case OPT_DEVICE: opt->device = value; return MF_OK;
+    case OPT_TOKENS: opt->tokens = value; return MF_OK;
+    case OPT_EFFORT: return effort_from_name(value, &opt->effort, err);
+    case OPT_JOBS: return parse_int("jobs", value, 1, 256, &opt->jobs, err);
+    case OPT_CHECK_JOBS: return parse_int("check-jobs", value, 1, 32, &opt->check_jobs, err);
+    case OPT_STORE: opt->store_path = value; return MF_OK;
+    case OPT_DB: opt->shipped_path = value; return MF_OK;
+    case OPT_TEMPLATES: opt->template_dir = value; return MF_OK;
+    case OPT_GEN: opt->gen_dir = value; return MF_OK;
+    case OPT_DEVICES: opt->device_dir = value; return MF_OK;
+    case OPT_TIMEOUT: return parse_int("timeout-ms", value, 1, 600000, &opt->timeout_ms, err);
+    case OPT_RETIME: opt->retime = true; return MF_OK;
+    case OPT_DEBUG: opt->debug = true; return MF_OK;
+    case OPT_JSON: opt->json = true; return MF_OK;
+    case OPT_QUIET: opt->quiet = true; return MF_OK;
+    case OPT_TP: return parse_int("tp", value, 1, 64, &cl->tp, err);
+    case OPT_TP_RANK: return parse_int("tp-rank", value, 0, 63, &cl->tp_rank, err);
+    case OPT_EP: return parse_int("ep", value, 1, 1024, &cl->ep, err);
+    case OPT_EP_RANK: return parse_int("ep-rank", value, 0, 1023, &cl->ep_rank, err);
+    case OPT_NAME: cl->name = value; return MF_OK;
+    case OPT_REJECTS: cl->rejects = true; return MF_OK;
+    case OPT_PREDICTED: opt->allow_predicted = true; return MF_OK;
+    default: return error_set(err, MF_ERR_USAGE, "unknown or incomplete option (see `moeforge help`)");
+  }
+}
+
+static enum mf_status parse_command_line(struct command_line *cl, int argc, char **argv, struct error *err)
+{
+  int code;
+  opterr = 0;
+  while((code = getopt_long(argc, argv, "-o:hV", long_options, NULL)) != -1) {
+    enum mf_status rc = MF_OK;
+    if(code == 'h' || code == 'V')
+      optarg = (char *)(uintptr_t)(code == 'h' ? "help" : "version");
+    if(code == 1 || code == 'h' || code == 'V') {
+      if(cl->noperands == (int)(sizeof(cl->operand) / sizeof(cl->operand[0])))
+        return error_set(err, MF_ERR_USAGE, "too many operands");
+      cl->operand[cl->noperands++] = optarg;
+    } else if(code == '?') {
+      return error_set(err, MF_ERR_USAGE, "unknown or incomplete option \"%s\" (see `moeforge help`)", argv[optind - 1]);
+    } else {
+      rc = take_option(cl, code, optarg, err);
+    }
+    if(rc != MF_OK)
+      return rc;
+  }
+  for(; optind < argc; optind++) {
+    if(cl->noperands < (int)(sizeof(cl->operand) / sizeof(cl->operand[0])))
+      cl->operand[cl->noperands++] = argv[optind];
+  }
+  return MF_OK;
+}
+
+static void print_line(void *context, const char *line)
+{
+  (void)context;
+  fprintf(stderr, "moeforge: %s\n", line);
+}
+
+static enum mf_status spec_check_command(const char *const *paths, int count, struct error *err)
+{
+  enum mf_status worst = MF_OK;
+  for(int i = 0; i < count; i++) {
+    struct model_spec spec;
+    struct error one;
+    enum mf_status rc = spec_read(paths[i], &spec, print_line, NULL, &one);
+    if(rc == MF_OK)
+      printf("%s: %s, E=%d top-%d N=%d K=%d, ok\n", paths[i], spec.name, spec.problem.experts, spec.problem.top_k, spec.problem.intermediate,
+             spec.problem.hidden);
+    else if(worst == MF_OK)
+      worst = error_set(err, rc, "%s", one.text);
+  }
+  return worst;
+}
+
+static enum mf_status spec_command(const struct command_line *cl, struct error *err)
+{
+  const char *what = cl->noperands > 1 ? cl->operand[1] : "";
+  if(strcmp(what, "check") == 0 && cl->noperands > 2)
+    return spec_check_command(cl->operand + 2, cl->noperands - 2, err);
+  if(strcmp(what, "import") == 0 && cl->noperands == 3)
+    return import_command(&cl->opt, cl->operand[2], cl->tp, cl->tp_rank, cl->ep, cl->ep_rank, cl->name, err);
+  return error_set(err, MF_ERR_USAGE, "expected `moeforge spec import CONFIG.json [--tp N] [-o FILE]` or `moeforge spec check SPEC.yaml...`");
+}
+
+/* A command that takes 'least' to 'most' operands behind its name. */
+static enum mf_status expect_operands(const struct command_line *cl, int least, int most, const char *what, struct error *err)
+{
+  const int n = cl->noperands - 1;
+  if(n >= least && n <= most)
+    return MF_OK;
+  return error_set(err, MF_ERR_USAGE, "%s: expected %s (see `moeforge help`)", cl->operand[0], what);
+}
+
+static enum mf_status run_command(const struct command_line *cl, struct error *err)
+{
+  const char *name = cl->noperands > 0 ? cl->operand[0] : "";
+  const char *const *rest = cl->operand + 1;
+  const int nrest = cl->noperands - 1;
+  enum mf_status rc;
+  if(strcmp(name, "help") == 0)
+    return fputs(usage_text, stdout) >= 0 ? MF_OK : MF_ERR_IO;
+  if(strcmp(name, "version") == 0)
+    return puts("moeforge " MOEFORGE_VERSION) >= 0 ? MF_OK : MF_ERR_IO;
+  if(strcmp(name, "spec") == 0)
+    return spec_command(cl, err);
+  if(strcmp(name, "doctor") == 0) {
+    rc = expect_operands(cl, 0, 0, "no operands", err);
+    return rc != MF_OK ? rc : doctor_command(&cl->opt, err);
+  }
+  if(strcmp(name, "show") == 0) {
+    rc = expect_operands(cl, 0, 1, "at most one shape", err);
+    return rc != MF_OK ? rc : show_command(&cl->opt, nrest > 0 ? rest[0] : NULL, cl->rejects, err);
+  }
+  if(strcmp(name, "plan") == 0 || strcmp(name, "tune") == 0) {
+    rc = expect_operands(cl, 1, 255, "one or more spec files", err);
+    return rc != MF_OK ? rc : name[0] == 'p' ? plan_command(&cl->opt, rest, nrest, err) : tune_command(&cl->opt, rest, nrest, err);
+  }
+  if(strcmp(name, "bench") == 0) {
+    rc = expect_operands(cl, 1, 255, "one or more shapes", err);
+    return rc != MF_OK ? rc : bench_command(&cl->opt, rest, nrest, err);
+  }
+  if(strcmp(name, "export") == 0 || strcmp(name, "verify") == 0) {
+    rc = expect_operands(cl, 1, 1, name[0] == 'e' ? "one shape" : "one package file", err);
+    return rc != MF_OK ? rc : name[0] == 'e' ? export_command(&cl->opt, rest[0], err) : verify_command(&cl->opt, rest[0], err);
+  }
+  return error_set(err, MF_ERR_USAGE, "%s%s%s (see `moeforge help`)", name[0] != '\0' ? "unknown command \"" : "no command given", name,
+                   name[0] != '\0' ? "\"" : "");
+}
+
+/* `moeforge --worker ROLE FD`: this process is a child of worker_start(). */
+static int run_worker(const char *role, int fd)
+{
+  if(strcmp(role, "compile") == 0)
+    return worker_main_compile(fd);
+  if(strcmp(role, "device") == 0)
+    return worker_main_device(fd);
+  fprintf(stderr, "moeforge: unknown worker role \"%s\"\n", role);
+  return error_exit_code(MF_ERR_USAGE);
+}
+
+int main(int argc, char **argv)
+{
+  struct command_line cl;
+  struct error err = {MF_OK, ""};
+  enum mf_status rc;
+  if(argc == 4 && strcmp(argv[1], "--worker") == 0)
+    return run_worker(argv[2], atoi(argv[3]));
+  default_options(&cl);
+  rc = parse_command_line(&cl, argc, argv, &err);
+  if(rc == MF_OK) {
+    interrupt_install();
+    rc = run_command(&cl, &err);
+  }
+  if(fflush(stdout) != 0 && rc == MF_OK)
+    rc = error_set(&err, MF_ERR_IO, "standard output: cannot write");
+  if(rc != MF_OK)
+    fprintf(stderr, "moeforge: %s\n", err.text[0] != '\0' ? err.text : mf_status_string(rc));
+  return error_exit_code(rc);
+}

@@ -1,0 +1,29 @@
+/* options.h - what the command line decided, for the commands. Filled in by main.c; read-only afterwards. */
+#ifndef MOEFORGE_TUNER_OPTIONS_H
+#define MOEFORGE_TUNER_OPTIONS_H
+
+#include "space.h"
+#include "types.h"
+
+struct options {
+  const char *program;       /* path of this executable */
+  const char *template_dir;
+  const char *gen_dir;
+  const char *device_dir;    /* specs/devices */
+  const char *store_path;    /* work store */
+  const char *shipped_path;  /* schedules.db */
+  const char *device;        /* "auto", "cuda", "cuda:N", "none", or the name of a device spec (planned only) */
+  const char *tokens;        /* "1-8" or "1,2,4": overrides the spec; NULL */
+  const char *output;        /* -o */
+  enum effort effort;
+  int jobs;                  /* compile workers */
+  int check_jobs;            /* concurrent check workers */
+  bool json;
+  bool quiet;                /* no progress */
+  bool retime;               /* ignore samples of earlier runs */
+  bool allow_predicted;      /* export what was only predicted */
+  bool debug;                /* kernels with the watchdog */
+  int timeout_ms;            /* of one kernel launch in checks */
+};
+
+#endif

@@ -1,0 +1,180 @@
+/* report.c - see report.h; and the command `show`. What was predicted is never printed like what was measured: the table says it in its
+ * own column, and leaves out the ratio to a floor that was not measured. */
+#include "report.h"
+
+#include <jansson.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "commands.h"
+#include "spec.h"
+
+const char *report_status(const struct winner *win)
+{
+  return win->predicted ? "predicted" : win->stale ? "stale" : "measured";
+}
+
+struct table {
+  FILE *to;
+  json_t *rows;                /* JSON output, else NULL */
+  char shape[NAME_MAX_LEN], device[NAME_MAX_LEN];
+  int count;
+  bool predicted, stale, failed;
+};
+
+static bool add_json(struct table *t, const struct winner *win)
+{
+  json_t *row = json_pack("{s:s, s:s, s:i, s:i, s:s, s:f, s:f, s:f, s:f, s:f, s:s, s:s}", "shape", win->shape_name, "device", win->device_name, "tokens_min",
+                          win->tokens_min, "tokens_max", win->tokens_max, "schedule", win->schedule_name, "us", win->us, "us_low", win->us_low, "us_high",
+                          win->us_high, "floor_us", win->floor_us, "default_us", win->default_us, "status", report_status(win), "made_at", win->made_at);
+  if(row != NULL && win->floor_us > 0)
+    json_object_set_new(row, "floor_ratio", json_real(win->us / win->floor_us));
+  if(row != NULL && win->default_us > 0)
+    json_object_set_new(row, "default_ratio", json_real(win->us / win->default_us));
+  if(row != NULL)
+    json_object_set_new(row, "regret", json_real(win->regret));
+  t->failed = row == NULL || json_array_append_new(t->rows, row) != 0;
+  return !t->failed;
+}
+
+static void print_header(struct table *t, const struct winner *win)
+{
+  if(strcmp(t->shape, win->shape_name) == 0 && strcmp(t->device, win->device_name) == 0)
+    return;
+  fprintf(t->to, "%s%s on %s\n", t->count > 0 ? "\n" : "", win->shape_name, win->device_name);
+  fprintf(t->to, "  %-7s %9s %9s %7s %9s %8s  %-9s  %s\n", "tokens", "us", "floor us", "x floor", "default", "x def.", "status", "schedule");
+  snprintf(t->shape, sizeof(t->shape), "%s", win->shape_name);
+  snprintf(t->device, sizeof(t->device), "%s", win->device_name);
+}
+
+static bool add_row(void *context, const struct winner *win)
+{
+  struct table *t = context;
+  char tokens[32], floor_ratio[16] = "-", default_us[16] = "-", default_ratio[16] = "-";
+  if(t->rows == NULL) {
+    print_header(t, win);
+    if(win->tokens_min == win->tokens_max)
+      snprintf(tokens, sizeof(tokens), "%d", win->tokens_min);
+    else
+      snprintf(tokens, sizeof(tokens), "%d-%d", win->tokens_min, win->tokens_max);
+    if(win->floor_us > 0 && !win->predicted)
+      snprintf(floor_ratio, sizeof(floor_ratio), "%.3f", win->us / win->floor_us);
+    if(win->default_us > 0) {
+      snprintf(default_us, sizeof(default_us), "%.2f", win->default_us);
+      snprintf(default_ratio, sizeof(default_ratio), "%.3f", win->us / win->default_us);
+    }
+    fprintf(t->to, "  %-7s %9.2f %9.2f %7s %9s %8s  %-9s  %s\n", tokens, win->us, win->floor_us, floor_ratio, default_us, default_ratio, report_status(win),
+            win->schedule_name);
+  }
+  t->count++;
+  t->predicted = t->predicted || win->predicted;
+  t->stale = t->stale || (win->stale && !win->predicted);
+  return t->rows == NULL || add_json(t, win);
+}
+
+enum mf_status report_winners(FILE *to, struct store *st, const char *shape_name, bool json, struct error *err)
+{
+  struct table t = {.to = to};
+  json_t *root = NULL;
+  enum mf_status rc;
+  if(json) {
+    t.rows = json_array();
+    root = json_pack("{s:o}", "winners", t.rows);
+    if(root == NULL)
+      return error_set(err, MF_ERR_NOMEM, "out of memory");
+  }
+  rc = store_each_winner(st, shape_name, add_row, &t, err);
+  if(rc == MF_OK && t.failed)
+    rc = error_set(err, MF_ERR_NOMEM, "out of memory");
+  if(rc == MF_OK && t.count == 0)
+    rc = shape_name != NULL ? error_set(err, MF_ERR_NOT_FOUND, "no winners for \"%s\": tune its spec first, or see `moeforge show` for what there is", shape_name)
+                            : error_set(err, MF_ERR_NOT_FOUND, "no winners yet: `moeforge tune SPEC.yaml` makes some");
+  if(rc == MF_OK && json) {
+    json_dumpf(root, to, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
+    fputc('\n', to);
+  } else if(rc == MF_OK) {
+    if(t.predicted)
+      fprintf(to, "\npredicted: ranked by the cost model for a floor by formula; nothing was run. Numbers and times need a GPU.\n");
+    if(t.stale)
+      fprintf(to, "\nstale: driver, toolkit or policy changed since it was measured; usable, and `moeforge tune` measures it again first.\n");
+  }
+  json_decref(root);
+  return rc;
+}
+
+struct reject_table {
+  json_t *rows;
+  FILE *to;
+};
+
+static bool add_reject(void *context, const char *stage, const char *rule, long count, const char *schedule, const char *detail)
+{
+  struct reject_table *t = context;
+  if(t->rows == NULL)
+    fprintf(t->to, "  %-8s %-18s %6ld  %s (%s)\n", stage, rule, count, detail, schedule);
+  else
+    json_array_append_new(t->rows, json_pack("{s:s, s:s, s:I, s:s, s:s}", "stage", stage, "rule", rule, "count", (json_int_t)count, "example", schedule,
+                                             "detail", detail));
+  return true;
+}
+
+struct pairs {
+  int64_t shape[256], device[256];
+  int count;
+};
+
+static bool remember_pair(void *context, const struct winner *win)
+{
+  struct pairs *p = context;
+  for(int i = 0; i < p->count; i++) {
+    if(p->shape[i] == win->shape_id && p->device[i] == win->device_id)
+      return true;
+  }
+  if(p->count < 256) {
+    p->shape[p->count] = win->shape_id;
+    p->device[p->count++] = win->device_id;
+  }
+  return true;
+}
+
+static enum mf_status show_rejects(struct store *st, const char *shape_name, bool json, struct error *err)
+{
+  struct pairs pairs = {.count = 0};
+  struct reject_table t = {NULL, stdout};
+  enum mf_status rc = store_each_winner(st, shape_name, remember_pair, &pairs, err);
+  json_t *root = NULL;
+  if(json) {
+    t.rows = json_array();
+    root = json_pack("{s:o}", "rejects", t.rows);
+  }
+  for(int i = 0; i < pairs.count && rc == MF_OK; i++) {
+    struct model_spec spec;
+    rc = store_get_shape(st, pairs.shape[i], &spec, err);
+    if(rc == MF_OK && !json)
+      printf("%s\n  %-8s %-18s %6s  %s\n", spec.name, "stage", "rule", "count", "example");
+    if(rc == MF_OK)
+      rc = store_each_reject(st, pairs.shape[i], pairs.device[i], add_reject, &t, err);
+  }
+  if(rc == MF_OK && json) {
+    json_dumpf(root, stdout, JSON_INDENT(2));
+    putchar('\n');
+  }
+  json_decref(root);
+  return rc;
+}
+
+/* The work store if there is one, else the shipped file. */
+enum mf_status show_command(const struct options *opt, const char *shape_name, bool rejects, struct error *err)
+{
+  const char *path = access(opt->store_path, R_OK) == 0 ? opt->store_path : opt->shipped_path;
+  struct store *st;
+  enum mf_status rc;
+  if(access(path, F_OK) != 0)
+    return error_set(err, MF_ERR_NOT_FOUND, "neither %s nor %s is there: `moeforge tune SPEC.yaml` makes them", opt->store_path, opt->shipped_path);
+  rc = store_open(path, true, &st, err);
+  if(rc != MF_OK)
+    return rc;
+  rc = rejects ? show_rejects(st, shape_name, opt->json, err) : report_winners(stdout, st, shape_name, opt->json, err);
+  store_close(st);
+  return rc;
+}

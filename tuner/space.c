@@ -1,0 +1,219 @@
+/* space.c - see space.h. Enumeration is a walk over knob vectors; what may not stay is decided by limits_before_compile() alone. */
+#include "space.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "limits.h"
+
+#define SPACE_MAX_CANDIDATES 65536
+
+struct walk {
+  const struct mf_problem *problem;
+  const struct device_info *dev;
+  struct candidate_list *list;
+  space_reject_fn *reject;
+  void *context;
+  struct error *err;
+  size_t first;              /* list->items[first...] are of this call */
+  struct schedule *rejected; /* seen and rejected, so that each is reported once */
+  size_t nrejected, rejected_space;
+};
+
+static bool listed(const struct walk *w, const struct schedule *sched)
+{
+  for(size_t i = w->first; i < w->list->count; i++) {
+    if(schedule_equal(&w->list->items[i].schedule, sched))
+      return true;
+  }
+  for(size_t i = 0; i < w->nrejected; i++) {
+    if(schedule_equal(&w->rejected[i], sched))
+      return true;
+  }
+  return false;
+}
+
+static enum mf_status remember_reject(struct walk *w, const struct schedule *sched, const struct verdict *why)
+{
+  if(w->nrejected == w->rejected_space) {
+    const size_t space = w->rejected_space > 0 ? 2 * w->rejected_space : 64;
+    struct schedule *grown = realloc(w->rejected, space * sizeof(*grown));
+    if(grown == NULL)
+      return error_set(w->err, MF_ERR_NOMEM, "out of memory for %zu schedules", space);
+    w->rejected = grown;
+    w->rejected_space = space;
+  }
+  w->rejected[w->nrejected++] = *sched;
+  if(w->reject != NULL)
+    w->reject(w->context, sched, why);
+  return MF_OK;
+}
+
+static enum mf_status append_candidate(struct walk *w, const struct schedule *sched, bool is_default)
+{
+  struct candidate_list *list = w->list;
+  struct candidate *cand;
+  enum mf_status rc;
+  if(list->count == list->space) {
+    const size_t space = list->space > 0 ? 2 * list->space : 64;
+    struct candidate *grown = space > SPACE_MAX_CANDIDATES ? NULL : realloc(list->items, space * sizeof(*grown));
+    if(grown == NULL)
+      return error_set(w->err, MF_ERR_NOMEM, "out of memory for %zu candidates (at most %d)", space, SPACE_MAX_CANDIDATES);
+    list->items = grown;
+    list->space = space;
+  }
+  cand = &list->items[list->count];
+  memset(cand, 0, sizeof(*cand));
+  cand->schedule = *sched;
+  cand->is_default = is_default;
+  schedule_name(sched, cand->name, sizeof(cand->name));
+  schedule_artifact_name(sched, cand->artifact_name, sizeof(cand->artifact_name));
+  rc = sched->family->recipe(w->problem, sched, w->dev, &cand->recipe, w->err);
+  if(rc != MF_OK)
+    return rc;
+  list->count++;
+  return MF_OK;
+}
+
+/* Adds one schedule, unless it is known already or a rule rejects it. */
+static enum mf_status consider(struct walk *w, const struct schedule *sched, bool is_default)
+{
+  struct verdict why;
+  enum mf_status rc;
+  if(listed(w, sched))
+    return MF_OK;
+  w->list->considered++;
+  rc = limits_before_compile(w->problem, sched, w->dev, &why);
+  if(rc == MF_REJECTED)
+    return remember_reject(w, sched, &why);
+  if(rc != MF_OK)
+    return error_set(w->err, rc, "%s", why.detail);
+  return append_candidate(w, sched, is_default);
+}
+
+/* The product over the knobs for which 'select' is true, the others as in 'base'. */
+static enum mf_status product(struct walk *w, const struct schedule *base, const bool *select)
+{
+  const struct family_ops *family = base->family;
+  struct schedule sched = *base;
+  int digit[MAX_KNOBS] = {0};
+  for(;;) {
+    int k;
+    enum mf_status rc;
+    for(k = 0; k < family->nknobs; k++) {
+      if(select[k])
+        sched.value[k] = family->knobs[k].values[digit[k]];
+    }
+    rc = consider(w, &sched, false);
+    if(rc != MF_OK)
+      return rc;
+    for(k = 0; k < family->nknobs; k++) { /* the next digit vector, first knob fastest */
+      if(!select[k])
+        continue;
+      if(++digit[k] < family->knobs[k].nvalues)
+        break;
+      digit[k] = 0;
+    }
+    if(k == family->nknobs)
+      return MF_OK;
+  }
+}
+
+/* Each knob for which 'select' is true alone, the others as in 'base'. */
+static enum mf_status one_at_a_time(struct walk *w, const struct schedule *base, const bool *select)
+{
+  for(int k = 0; k < base->family->nknobs; k++) {
+    bool only[MAX_KNOBS] = {false};
+    enum mf_status rc;
+    if(!select[k])
+      continue;
+    only[k] = true;
+    rc = product(w, base, only);
+    if(rc != MF_OK)
+      return rc;
+  }
+  return MF_OK;
+}
+
+static enum mf_status walk_from_default(struct walk *w, const struct schedule *base, enum effort effort)
+{
+  const struct family_ops *family = base->family;
+  bool primary[MAX_KNOBS], secondary[MAX_KNOBS], all[MAX_KNOBS];
+  enum mf_status rc;
+  for(int k = 0; k < family->nknobs; k++) {
+    primary[k] = family->knobs[k].primary;
+    secondary[k] = !family->knobs[k].primary;
+    all[k] = true;
+  }
+  switch(effort) {
+    case EFFORT_QUICK: return one_at_a_time(w, base, primary);
+    case EFFORT_DEFAULT:
+      rc = product(w, base, primary);
+      return rc != MF_OK ? rc : one_at_a_time(w, base, secondary);
+    case EFFORT_EXHAUSTIVE: return product(w, base, all);
+  }
+  return MF_ERR_INTERNAL;
+}
+
+/* Defaults of all token counts first (so that they lead the list), then the walk around each. */
+static enum mf_status walk_family(struct walk *w, const struct family_ops *family, int tokens_lo, int tokens_hi, enum effort effort)
+{
+  for(int pass = 0; pass < 2; pass++) {
+    for(int tokens = tokens_lo; tokens <= tokens_hi; tokens++) {
+      struct schedule base = {0};
+      enum mf_status rc;
+      base.family = family;
+      family->default_schedule(w->problem, tokens, w->dev, &base);
+      rc = pass == 0 ? consider(w, &base, true) : walk_from_default(w, &base, effort);
+      if(rc != MF_OK)
+        return rc;
+    }
+  }
+  return MF_OK;
+}
+
+enum mf_status space_enumerate(const struct mf_problem *problem, const struct device_info *dev, int tokens_lo, int tokens_hi, enum effort effort,
+                               struct candidate_list *list, space_reject_fn *reject, void *context, struct error *err)
+{
+  struct walk w = {.problem = problem, .dev = dev, .list = list, .reject = reject, .context = context, .err = err, .first = list->count};
+  struct verdict why = {0};
+  enum mf_status rc = MF_OK;
+  bool served = false;
+  for(const struct family_ops *const *f = families_all(); *f != NULL && rc == MF_OK; f++) {
+    if((*f)->serves(problem, tokens_lo, dev, &why) != MF_OK || (*f)->serves(problem, tokens_hi, dev, &why) != MF_OK)
+      continue;
+    served = true;
+    rc = walk_family(&w, *f, tokens_lo, tokens_hi, effort);
+  }
+  if(!served)
+    rc = error_set(err, MF_ERR_UNSUPPORTED, "no kernel family serves this shape for %d..%d tokens: rule %s: %s", tokens_lo, tokens_hi,
+                   why.rule != NULL ? why.rule : "none", why.detail);
+  else if(rc == MF_OK && list->count == w.first)
+    rc = error_set(err, MF_ERR_UNSUPPORTED, "every schedule is over a limit of %s (see `moeforge plan`)", dev->name);
+  free(w.rejected);
+  return rc;
+}
+
+void candidate_list_free(struct candidate_list *list)
+{
+  free(list->items);
+  memset(list, 0, sizeof(*list));
+}
+
+static const char *const effort_names[] = {"quick", "default", "exhaustive"};
+
+enum mf_status effort_from_name(const char *name, enum effort *out, struct error *err)
+{
+  for(int i = 0; i < 3; i++) {
+    if(strcmp(name, effort_names[i]) == 0) {
+      *out = (enum effort)i;
+      return MF_OK;
+    }
+  }
+  return error_set(err, MF_ERR_USAGE, "--effort: expected quick, default or exhaustive, got \"%s\"", name);
+}
+
+const char *effort_name(enum effort effort)
+{
+  return (unsigned)effort < 3 ? effort_names[effort] : "?";
+}

@@ -1,0 +1,33 @@
+/* space.h - the schedule space of one problem on one device: which candidates there are, and why others are not.
+ *
+ * The space is the product of the knobs' values of each family that serves the problem. Effort picks a subset:
+ *   EFFORT_QUICK       the defaults and the primary knobs varied one at a time
+ *   EFFORT_DEFAULT     the product over the primary knobs, and every other knob varied one at a time around the default
+ *   EFFORT_EXHAUSTIVE  the whole product
+ * The order is deterministic, defaults first. Rejected combinations go to the caller's function with the rule that rejected them. */
+#ifndef MOEFORGE_TUNER_SPACE_H
+#define MOEFORGE_TUNER_SPACE_H
+
+#include "error.h"
+#include "family.h"
+#include "types.h"
+
+enum effort { EFFORT_QUICK, EFFORT_DEFAULT, EFFORT_EXHAUSTIVE };
+
+struct candidate_list {
+  struct candidate *items; /* owned */
+  size_t count, space;
+  size_t considered;       /* combinations looked at, rejected ones included */
+};
+
+typedef void space_reject_fn(void *context, const struct schedule *sched, const struct verdict *why);
+
+/* Appends the candidates for token counts lo..hi (one bucket). Each has its name, artifact_name and recipe filled in; is_default is set on
+ * the default schedule of any token count in lo..hi. MF_ERR_UNSUPPORTED, with the rule and the nearest legal value, if no family serves. */
+enum mf_status space_enumerate(const struct mf_problem *problem, const struct device_info *dev, int tokens_lo, int tokens_hi, enum effort effort,
+                               struct candidate_list *list, space_reject_fn *reject, void *context, struct error *err);
+void candidate_list_free(struct candidate_list *list);
+enum mf_status effort_from_name(const char *name, enum effort *out, struct error *err);
+const char *effort_name(enum effort effort);
+
+#endif

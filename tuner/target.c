@@ -1,0 +1,124 @@
+/* target.c - see target.h. */
+#include "target.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compile.h"
+#include "device_client.h"
+#include "spec.h"
+
+#define PLANNED_DEVICE "h200"
+
+static enum mf_status planned(const struct options *opt, const char *name, struct target *out, struct error *err)
+{
+  char path[1200];
+  const char *suffix = strlen(name) > 5 && strcmp(name + strlen(name) - 5, ".yaml") == 0 ? "" : ".yaml";
+  if(strchr(name, '/') != NULL)
+    snprintf(path, sizeof(path), "%s%s", name, suffix);
+  else
+    snprintf(path, sizeof(path), "%s/%s%s", opt->device_dir, name, suffix);
+  out->gpu = false;
+  return device_spec_read(path, &out->dev, NULL, NULL, err);
+}
+
+static enum mf_status real(int ordinal, const struct device_info *devices, int count, struct target *out, struct error *err)
+{
+  if(ordinal >= count)
+    return error_set(err, MF_ERR_NO_DEVICE, "--device cuda:%d: this machine has %d CUDA device(s), numbered from 0", ordinal, count);
+  out->dev = devices[ordinal];
+  out->gpu = true;
+  out->ordinal = ordinal;
+  out->note[0] = '\0';
+  if(compile_arch(out->dev.cc_major, out->dev.cc_minor) == NULL)
+    return error_set(err, MF_ERR_DEVICE,
+                     "%s has compute capability %d.%d: the kernels need 9.0 (Hopper). Use --device none to plan for another GPU without this one", out->dev.name,
+                     out->dev.cc_major, out->dev.cc_minor);
+  return MF_OK;
+}
+
+/* Reads "cuda" or "cuda:N"; false if it is neither. */
+static bool cuda_ordinal(const char *text, int *ordinal)
+{
+  char *end;
+  long number;
+  *ordinal = 0;
+  if(strcmp(text, "cuda") == 0)
+    return true;
+  if(strncmp(text, "cuda:", 5) != 0 || text[5] == '\0')
+    return false;
+  number = strtol(text + 5, &end, 10);
+  *ordinal = (int)number;
+  return *end == '\0' && number >= 0 && number < 1000;
+}
+
+enum mf_status target_resolve(const struct options *opt, struct target *out, struct error *err)
+{
+  struct device_info devices[DEVICES_MAX];
+  int count = 0, ordinal = 0;
+  enum mf_status rc;
+  const bool automatic = strcmp(opt->device, "auto") == 0;
+  memset(out, 0, sizeof(*out));
+  if(strcmp(opt->device, "none") == 0) {
+    snprintf(out->note, sizeof(out->note), "--device none");
+    return planned(opt, PLANNED_DEVICE, out, err);
+  }
+  if(!automatic && !cuda_ordinal(opt->device, &ordinal)) {
+    snprintf(out->note, sizeof(out->note), "a device spec has no GPU to measure on");
+    rc = planned(opt, opt->device, out, err);
+    return rc == MF_ERR_IO ? error_set(err, MF_ERR_USAGE, "--device %s: expected auto, none, cuda, cuda:N or the name of a file in %s", opt->device, opt->device_dir)
+                           : rc;
+  }
+  rc = device_client_probe(opt->program, devices, &count, err);
+  if(rc == MF_OK && count > 0)
+    return real(ordinal, devices, count, out, err);
+  if(rc != MF_OK && (rc != MF_ERR_NO_DEVICE || !automatic))
+    return rc;
+  if(!automatic)
+    return error_set(err, MF_ERR_NO_DEVICE, "--device %s: this machine has no CUDA device", opt->device);
+  snprintf(out->note, sizeof(out->note), "%s", rc != MF_OK ? err->text : "this machine has no CUDA device");
+  return planned(opt, PLANNED_DEVICE, out, err);
+}
+
+/* Reads one "N" or "LOW-HIGH" and marks the counts. */
+static bool mark_range(const char *part, bool *wanted)
+{
+  char *end;
+  long low = strtol(part, &end, 10), high = low;
+  if(end == part)
+    return false;
+  if(*end == '-') {
+    const char *second = end + 1;
+    high = strtol(second, &end, 10);
+    if(end == second)
+      return false;
+  }
+  if(*end != '\0' || low < 1 || high < low || high > MAX_TOKENS)
+    return false;
+  for(long t = low; t <= high; t++)
+    wanted[t] = true;
+  return true;
+}
+
+enum mf_status target_tokens(const struct options *opt, const struct model_spec *spec, int tokens[MAX_TOKEN_COUNTS], int *count, struct error *err)
+{
+  bool wanted[MAX_TOKENS + 1] = {false};
+  char text[256], *rest = text, *part;
+  *count = 0;
+  if(opt->tokens == NULL) {
+    memcpy(tokens, spec->tokens, (size_t)spec->ntokens * sizeof(tokens[0]));
+    *count = spec->ntokens;
+    return MF_OK;
+  }
+  snprintf(text, sizeof(text), "%s", opt->tokens);
+  while((part = strsep(&rest, ",")) != NULL) {
+    if(!mark_range(part, wanted))
+      return error_set(err, MF_ERR_USAGE, "--tokens: expected counts from 1 to %d such as 1-8 or 1,2,4, got \"%s\"", MAX_TOKENS, opt->tokens);
+  }
+  for(int t = 1; t <= MAX_TOKENS; t++) {
+    if(wanted[t])
+      tokens[(*count)++] = t;
+  }
+  return MF_OK;
+}
