@@ -183,8 +183,6 @@ static enum mf_status do_tool(struct child *c, const struct frame *req, struct f
     rc = closure_collect(template_dir, art.source, &closure, err);
   if(rc == MF_OK)
     rc = compile_artifact(nvrtc, &closure, arch, false, &art, err);
-  if(rc == MF_ERR_CORRUPT && art.cubin != NULL) /* compiled, but of several kernels: then only its resources could not be read */
-    rc = MF_OK;
   if(rc == MF_OK) {
     reply->blob[0] = art.cubin;
     reply->blob_bytes[0] = art.cubin_bytes;

@@ -2,6 +2,7 @@
  *
  * Options may stand before or after the command's operands. Every default is in default_options(). Nothing here knows what a kernel is. */
 #include <getopt.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -293,6 +294,7 @@ int main(int argc, char **argv)
   rc = parse_command_line(&cl, argc, argv, &err);
   if(rc == MF_OK) {
     interrupt_install();
+    signal(SIGXFSZ, SIG_IGN); /* a file size limit shall be an error message, not a death */
     rc = run_command(&cl, &err);
   }
   if(fflush(stdout) != 0 && rc == MF_OK)

@@ -1,7 +1,6 @@
 /* select.c - from timing rows to winners; see select.h for the rules.
  *
- * Three passes over a table tie[token count][candidate]: who may win at each count; who does, with the counts around it in view; which counts
- * make one interval. Only objectives are compared, so measured and predicted rows go the same way. */
+ * Two passes over a table tie[token count][candidate]: who may win at each count; who does, with the counts around it in view. Only objectives are compared, so measured and predicted rows go the same way. */
 #include "select.h"
 #include "datagen.h"
 #include "family.h"
@@ -143,30 +142,22 @@ static int interval_start(const struct selection *sel, int t)
 static void fill_times(const struct selection *sel, int t, struct winner *win)
 {
   const struct timing_row *row = &sel->rows[t][sel->chosen[t]];
-  const double regret = worst_regret(sel, t, sel->chosen[t]);
   win->tokens_max = win->tokens_timed = sel->tokens[t];
   win->us = row->objective_us;
   win->us_low = row->objective_low;
   win->us_high = row->objective_high;
   win->floor_us = row->objective_floor_us;
   win->default_us = sel->standard[t] < sel->count ? sel->rows[t][sel->standard[t]].objective_us : 0;
-  if(regret > win->regret)
-    win->regret = regret;
+  win->regret = worst_regret(sel, t, sel->chosen[t]);
 }
 
-/* Token count t joins the interval before it, or begins the next one. */
-static void add_interval(const struct selection *sel, int t, struct winner *winners, int *nwinners)
+static void fill_winner(const struct selection *sel, int t, struct winner *win)
 {
   const struct candidate *cand = &sel->candidates[sel->chosen[t]];
-  const int start = interval_start(sel, t);
-  struct winner *win = *nwinners > 0 ? &winners[*nwinners - 1] : NULL;
-  if(win == NULL || sel->chosen[t] != sel->chosen[t - 1] || start != win->tokens_max + 1) {
-    win = &winners[(*nwinners)++];
-    memset(win, 0, sizeof(*win));
-    win->candidate_id = cand->id;
-    snprintf(win->schedule_name, sizeof(win->schedule_name), "%s", cand->name);
-    win->tokens_min = start;
-  }
+  memset(win, 0, sizeof(*win));
+  win->candidate_id = cand->id;
+  snprintf(win->schedule_name, sizeof(win->schedule_name), "%s", cand->name);
+  win->tokens_min = interval_start(sel, t);
   fill_times(sel, t, win);
 }
 
@@ -201,7 +192,7 @@ enum mf_status select_winners(const struct model_spec *spec, const int *tokens, 
   }
   for(t = 0; t < ntokens && rc == MF_OK; t++) {
     sel.chosen[t] = choose(&sel, t);
-    add_interval(&sel, t, winners, nwinners);
+    fill_winner(&sel, t, &winners[(*nwinners)++]);
   }
   free(sel.tie);
   return rc;

@@ -6,9 +6,8 @@
  * candidates does not matter. Whoever is slower than the default schedule is in no set. Where several finalists are flagged as the default, the fastest
  * of them is the default.
  *
- * A token count that was not tuned is served by the winner of the next larger one that was: the interval of a count begins after the next smaller
- * one of the spec. Neighbouring intervals with the same schedule are merged; the times are those of the largest count (tokens_timed), the regret is the
- * worst of all. */
+ * Each tuned token count is one winner. A count that was not tuned is served by the winner of the next larger one that was: the interval of a count
+ * begins after the next smaller one of the spec. */
 #ifndef MOEFORGE_TUNER_SELECT_H
 #define MOEFORGE_TUNER_SELECT_H
 
@@ -21,7 +20,7 @@
 #define TIE_RATIO 1.005
 #define TIE_MAX_RATIO 1.02
 
-/* rows[t] are the timing rows (count entries) of token count tokens[t], t < ntokens, ascending. Writes one winner per token interval; *nwinners <= ntokens.
+/* rows[t] are the timing rows (count entries) of token count tokens[t], t < ntokens, ascending. Writes one winner per token count.
  * MF_ERR_NOT_FOUND if a token count has no finalist. Names, ids and keys of the winners other than candidate_id, schedule_name and times are the caller's. */
 enum mf_status select_winners(const struct model_spec *spec, const int *tokens, int ntokens, const struct candidate *candidates, size_t count,
                               const struct timing_row *const *rows, struct winner *winners, int *nwinners, struct error *err);

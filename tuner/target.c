@@ -1,6 +1,7 @@
 /* target.c - see target.h. */
 #include "target.h"
 
+#include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +24,26 @@ static enum mf_status planned(const struct options *opt, const char *name, struc
   return device_spec_read(path, &out->dev, NULL, NULL, err);
 }
 
-static enum mf_status real(int ordinal, const struct device_info *devices, int count, struct target *out, struct error *err)
+/* What a driver does not know: the bandwidth that this GPU's memory really reaches, and the time of a launch, from the device spec of that name. */
+static void take_measured_figures(const struct options *opt, struct device_info *dev)
+{
+  glob_t found;
+  char pattern[1200];
+  snprintf(pattern, sizeof(pattern), "%s/*.yaml", opt->device_dir);
+  if(glob(pattern, 0, NULL, &found) != 0)
+    return;
+  for(size_t i = 0; i < found.gl_pathc; i++) {
+    struct device_info spec;
+    struct error ignored;
+    if(device_spec_read(found.gl_pathv[i], &spec, NULL, NULL, &ignored) == MF_OK && strcmp(spec.name, dev->name) == 0) {
+      dev->bandwidth_gbps = spec.bandwidth_gbps;
+      dev->launch_us = spec.launch_us;
+    }
+  }
+  globfree(&found);
+}
+
+static enum mf_status real(const struct options *opt, int ordinal, const struct device_info *devices, int count, struct target *out, struct error *err)
 {
   if(ordinal >= count)
     return error_set(err, MF_ERR_NO_DEVICE, "--device cuda:%d: this machine has %d CUDA device(s), numbered from 0", ordinal, count);
@@ -31,8 +51,9 @@ static enum mf_status real(int ordinal, const struct device_info *devices, int c
   out->gpu = true;
   out->ordinal = ordinal;
   out->note[0] = '\0';
+  take_measured_figures(opt, &out->dev);
   if(compile_arch(out->dev.cc_major, out->dev.cc_minor) == NULL)
-    return error_set(err, MF_ERR_DEVICE,
+    return error_set(err, MF_ERR_NO_DEVICE,
                      "%s has compute capability %d.%d: the kernels need 9.0 (Hopper). Use --device none to plan for another GPU without this one", out->dev.name,
                      out->dev.cc_major, out->dev.cc_minor);
   return MF_OK;
@@ -72,7 +93,7 @@ enum mf_status target_resolve(const struct options *opt, struct target *out, str
   }
   rc = device_client_probe(opt->program, devices, &count, err);
   if(rc == MF_OK && count > 0)
-    return real(ordinal, devices, count, out, err);
+    return real(opt, ordinal, devices, count, out, err);
   if(rc != MF_OK && (rc != MF_ERR_NO_DEVICE || !automatic))
     return rc;
   if(!automatic)

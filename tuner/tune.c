@@ -1,6 +1,7 @@
 /* tune.c - the command `tune`: see tune.h for the steps and what is stored when. */
 #include "tune.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,6 +46,7 @@ static void describe_winners(const struct tuner *t, const struct job *job, struc
     w->device_id = t->device_id;
     w->driver_version = t->target.dev.driver_version;
     w->nvrtc_version = t->nvrtc_version;
+    w->floor_us = fmin(w->floor_us, select_floor_us(&job->spec, w->tokens_timed, &t->target.dev)); /* the stricter of measured and formula */
   }
 }
 

@@ -78,7 +78,7 @@ static enum mf_status sort_out_known(struct check_step *step, struct error *err)
     if(rc == MF_ERR_NOT_FOUND)
       step->todo[step->ntodo++] = i;
     else if(rc == MF_OK && !known.passed)
-      rc = reject_candidate(step, i, &known, NULL, err);
+      rc = reject_candidate(step, i, &known, strncmp(known.detail, "fault: ", 7) == 0 ? known.detail + 7 : NULL, err);
     if(rc != MF_OK && rc != MF_ERR_NOT_FOUND)
       return rc;
   }
