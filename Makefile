@@ -52,11 +52,11 @@ $(BUILD)/moeforge: $(BUILD)/tuner/main.o $(BUILD)/libtuner.a $(BUILD)/libmoeforg
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(BUILD)/libtuner.a $(BUILD)/libmoeforge.a
 	$(CC) $(LDFLAGS) -o $@ $^ $(OPENMP_LINK) $(LIBS) -lcheck -lsubunit -lrt -lm
 # Scripted stand-in for the CUDA driver.
-$(BUILD)/tests/libfakecuda.so: tests/fake_libcuda.c
+$(BUILD)/tests/libfakecuda.so: tests/fake_libcuda.c $(wildcard tests/fake_libcuda*.h) runtime/cuda_api.h
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) -std=c11 -g -fPIC -shared $(WARN) -o $@ $<
 # The same with kernels that work, so that the whole tool can be run on it.
-$(BUILD)/tests/libfakegpu.so: tests/fake_gpu.c tests/fake_libcuda.c $(BUILD)/libtuner.a $(BUILD)/libmoeforge.a
+$(BUILD)/tests/libfakegpu.so: tests/fake_gpu.c tests/fake_libcuda.c $(wildcard tests/fake_libcuda*.h) $(BUILD)/libtuner.a $(BUILD)/libmoeforge.a
 	$(CC) $(CPPFLAGS) -std=c11 -O2 -g -fPIC -shared $(WARN) $(OPENMP) -o $@ tests/fake_gpu.c tests/fake_libcuda.c $(BUILD)/libtuner.a $(BUILD)/libmoeforge.a -lm -lpthread
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

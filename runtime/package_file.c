@@ -53,9 +53,15 @@ static int all_zero(const unsigned char *bytes, size_t count)
   return 1;
 }
 
-static int terminated(const char *text, size_t space)
+int package_text_good(const char *text, size_t space)
 {
-  return strnlen(text, space) < space;
+  for(size_t i = 0; i < space; i++) {
+    if(text[i] == '\0')
+      return 1;
+    if(text[i] < ' ' || text[i] > '~')
+      return 0;
+  }
+  return 0;
 }
 
 /* ---- header and sections ---- */
@@ -144,8 +150,8 @@ static int entry_good(const struct mf_package *pkg, const struct package_entry *
     return 0;
   if((uint32_t)e->tokens_min < pkg->recipes[e->recipe].tokens_min || (uint32_t)e->tokens_max > pkg->recipes[e->recipe].tokens_max)
     return 0;
-  return terminated(e->device_name, sizeof(e->device_name)) && terminated(e->shape_name, sizeof(e->shape_name)) &&
-         terminated(e->schedule, sizeof(e->schedule)) && isfinite(e->us) && isfinite(e->floor_us);
+  return package_text_good(e->device_name, sizeof(e->device_name)) && package_text_good(e->shape_name, sizeof(e->shape_name)) &&
+         package_text_good(e->schedule, sizeof(e->schedule)) && isfinite(e->us) && isfinite(e->floor_us);
 }
 
 static enum mf_status check_cubins(const struct reader *rd, const struct mf_package *pkg, const struct package_section *s)

@@ -23,6 +23,8 @@ enum mf_status package_read(const char *path, struct mf_package **out, char *why
 /* The same for bytes in memory, which it takes over (malloc), also on failure. */
 enum mf_status package_parse(unsigned char *bytes, size_t size, struct mf_package **out, char *why, size_t why_bytes);
 
+/* Is there a NUL within 'space', and nothing but printable ASCII before it? */
+int package_text_good(const char *text, size_t space);
 const void *package_cubin(const struct mf_package *pkg, uint32_t index);
 /* Copies between the file's and the API's problem. */
 void package_problem_get(const struct package_problem *stored, struct mf_problem *out);

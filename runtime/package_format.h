@@ -4,7 +4,7 @@
  *   96          struct package_section    one per section, PACKAGE_SECTIONS of them, in the order of enum package_section_kind
  *   aligned 64  the sections' bytes, each section at a multiple of 64, gaps filled with zeros; the file ends with the last section
  *
- * All numbers are little-endian, floats IEEE 754. Strings in records are NUL-terminated and padded with NUL. The JSON sections are ASCII text with
+ * All numbers are little-endian, floats IEEE 754. Strings in records are printable ASCII, NUL-terminated. The JSON sections are ASCII text with
  * one NUL at the end. Every byte is covered: the header's hash covers the header (with the hash field zero) and the section table, each section's
  * hash its bytes, and gaps must be zero. A package has no time stamps of its own: the same winners make the same bytes.
  *

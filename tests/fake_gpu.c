@@ -10,6 +10,7 @@
 
 #include <math.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "datagen.h"
@@ -42,14 +43,24 @@ static void remember(const void *address, uint64_t seed)
   }
 }
 
-static uint64_t seed_of(const void *address)
+/* Weights of one layer: generated ones are known by their seed; others were uploaded and are read where they lie. */
+struct layer {
+  bool generated;
+  uint64_t seed;
+  const uint8_t *w13, *w2;
+  const float *s13, *s2;
+};
+
+static struct layer layer_of(const struct mf_stream_params *a, const struct fakecuda_map *up_map, const struct fakecuda_map *down_map)
 {
+  struct layer layer = {.w13 = (const uint8_t *)(uintptr_t)up_map->address, .w2 = (const uint8_t *)(uintptr_t)down_map->address, .s13 = a->s13, .s2 = a->s2};
   for(int i = 0; i < ntensors; i++) {
-    if(tensors[i].address == address)
-      return tensors[i].seed;
+    if(tensors[i].address == layer.w13) {
+      layer.generated = true;
+      layer.seed = tensors[i].seed;
+    }
   }
-  fprintf(stderr, "fake GPU: weights at %p were never generated\n", address);
-  abort();
+  return layer;
 }
 
 static uint64_t u64(const struct fakecuda_launch *l, int i)
@@ -113,18 +124,22 @@ static const uint8_t *tensor_bytes(uint64_t seed, enum data_stream stream, size_
 }
 
 /* Row 'row' of a generated matrix with 'columns' columns times x. */
-static double dot_row(const struct mf_problem *p, uint64_t seed, enum data_stream weights, enum data_stream scales, uint64_t row, uint64_t scale_row, int columns,
-                      const float *x)
+static double dot_row(const struct mf_problem *p, const struct layer *layer, enum data_stream weights, enum data_stream scales, uint64_t row,
+                      uint64_t scale_row, int columns, const float *x)
 {
-  static _Thread_local float s[64], value[256];
+  static _Thread_local float made[64], value[256];
   const size_t count = (size_t)p->experts * (size_t)p->intermediate * (size_t)p->hidden * (weights == DATA_W13 ? 2 : 1);
-  const uint8_t *bytes = tensor_bytes(seed, weights, count) + row * (uint64_t)columns;
+  const uint8_t *bytes = (layer->generated ? tensor_bytes(layer->seed, weights, count) : weights == DATA_W13 ? layer->w13 : layer->w2) + row * (uint64_t)columns;
+  const float *s = (weights == DATA_W13 ? layer->s13 : layer->s2) + scale_row * (uint64_t)(columns / 128);
   double sum = 0;
   if(value[1] == 0) {
     for(int i = 0; i < 256; i++)
       value[i] = e4m3_to_float((uint8_t)i);
   }
-  data_scales(seed, scales, p, scale_row * (uint64_t)(columns / 128), (size_t)columns / 128, s);
+  if(layer->generated) {
+    data_scales(layer->seed, scales, p, scale_row * (uint64_t)(columns / 128), (size_t)columns / 128, made);
+    s = made;
+  }
   for(int b = 0; b < columns / 128; b++) {
     float part[8] = {0};
     for(int i = 0; i < 128; i++)
@@ -136,12 +151,12 @@ static double dot_row(const struct mf_problem *p, uint64_t seed, enum data_strea
 }
 
 /* h of one expert for one token, rounded to bf16. */
-static void up(const struct mf_problem *p, uint64_t seed, int expert, const float *x, uint16_t *h)
+static void up(const struct mf_problem *p, const struct layer *layer, int expert, const float *x, uint16_t *h)
 {
   const uint64_t n = (uint64_t)p->intermediate, first = (uint64_t)expert * 2 * n;
   for(uint64_t f = 0; f < n; f++) {
-    const double gate = dot_row(p, seed, DATA_W13, DATA_S13, first + f, (first + f) / 128, p->hidden, x);
-    const double value = dot_row(p, seed, DATA_W13, DATA_S13, first + n + f, (first + n + f) / 128, p->hidden, x);
+    const double gate = dot_row(p, layer, DATA_W13, DATA_S13, first + f, (first + f) / 128, p->hidden, x);
+    const double value = dot_row(p, layer, DATA_W13, DATA_S13, first + n + f, (first + n + f) / 128, p->hidden, x);
     h[f] = bf16_from_float((float)(gate / (1 + exp(-gate)) * value));
   }
 }
@@ -163,7 +178,8 @@ static void rank_order(const struct routing_result *r, int token, int order[MAX_
   }
 }
 
-static void moe_token(const struct mf_problem *p, const struct mf_stream_params *a, const struct routing_result *r, int token, uint64_t seed, char *h_buffer)
+static void moe_token(const struct mf_problem *p, const struct mf_stream_params *a, const struct routing_result *r, int token, const struct layer *layer,
+                      char *h_buffer)
 {
   static _Thread_local float x[8192], xq[8192], h[8192], hq[MAX_TOP_K][8192];
   const uint16_t *row = (const uint16_t *)a->x + (size_t)token * (size_t)a->x_pitch;
@@ -180,7 +196,7 @@ static void moe_token(const struct mf_problem *p, const struct mf_stream_params 
     ((float *)(void *)(ws + MF_STREAM_WS_WEIGHTS))[token * p->top_k + rank] = expert >= 0 ? r->weights[token * r->top_k + order[rank]] : 0;
     if(expert < 0)
       continue;
-    up(p, seed, expert, xq, out);
+    up(p, layer, expert, xq, out);
     for(int f = 0; f < p->intermediate; f++) {
       h[f] = bf16_to_float(out[f]);
       out[f] = (uint16_t)~out[f];
@@ -193,7 +209,7 @@ static void moe_token(const struct mf_problem *p, const struct mf_stream_params 
       const int32_t expert = r->ids[token * r->top_k + order[rank]];
       const uint64_t w2_row = (uint64_t)expert * (uint64_t)p->hidden + (uint64_t)c;
       if(expert >= 0)
-        y += (double)r->weights[token * r->top_k + order[rank]] * dot_row(p, seed, DATA_W2, DATA_S2, w2_row, w2_row / 128, p->intermediate, hq[rank]);
+        y += (double)r->weights[token * r->top_k + order[rank]] * dot_row(p, layer, DATA_W2, DATA_S2, w2_row, w2_row / 128, p->intermediate, hq[rank]);
     }
     ((uint16_t *)a->out)[(size_t)token * (size_t)a->out_pitch + (size_t)c] = bf16_from_float((float)y);
   }
@@ -222,19 +238,22 @@ static void run_moe(const struct fakecuda_launch *l)
 {
   struct mf_problem p = tiny_problem();
   struct mf_stream_params a;
-  struct fakecuda_map map;
+  struct fakecuda_map up_map, down_map;
+  struct layer layer;
   struct routing_result r;
   uint32_t *launches;
   char *h_buffer, *other;
   memcpy(&a, l->params[0], sizeof(a));
-  memcpy(&map, l->params[1], sizeof(map));
+  memcpy(&up_map, l->params[1], sizeof(up_map));
+  memcpy(&down_map, l->params[2], sizeof(down_map));
+  layer = layer_of(&a, &up_map, &down_map);
   launches = (uint32_t *)(void *)((char *)a.workspace + MF_STREAM_WS_LAUNCHES);
   h_buffer = (char *)a.workspace + MF_STREAM_WS_H + (launches[0] & 1) * (size_t)MF_STREAM_WS_H_BYTES(p.top_k, p.intermediate);
   other = (char *)a.workspace + MF_STREAM_WS_H + (~launches[0] & 1) * (size_t)MF_STREAM_WS_H_BYTES(p.top_k, p.intermediate);
   memset(other, 0, (size_t)MF_STREAM_WS_H_BYTES(p.top_k, p.intermediate));
   reference_route(&p, a.tokens, a.logits, NULL, a.scaling, &r);
   for(int t = 0; t < a.tokens; t++)
-    moe_token(&p, &a, &r, t, seed_of((const void *)(uintptr_t)map.address), h_buffer);
+    moe_token(&p, &a, &r, t, &layer, h_buffer);
   for(unsigned c = 0; c < l->grid[0]; c++)
     launches[c]++;
   misbehave(&a);

@@ -339,6 +339,8 @@ START_TEST(forged_values)
   FORGE(entry->problem.hidden = -1, MF_ERR_CORRUPT)
   FORGE(entry->problem.swiglu_limit = NAN, MF_ERR_CORRUPT)
   FORGE(memset(entry->device_name, 'x', sizeof(entry->device_name)), MF_ERR_CORRUPT)
+  FORGE(entry->shape_name[0] = '\x1b', MF_ERR_CORRUPT)
+  FORGE(entry->schedule[0] = '\xff', MF_ERR_CORRUPT)
   FORGE(entry->us = 1.0, MF_OK)
   FORGE(((struct package_cubin *)(void *)(bytes + table[3].offset))->bytes += 1, MF_ERR_CORRUPT)
   FORGE(((struct package_cubin *)(void *)(bytes + table[3].offset))->offset = UINT64_MAX - 63, MF_ERR_CORRUPT)
@@ -410,6 +412,7 @@ START_TEST(writer_refuses)
   TRY(set.items[0].cubin_bytes = 0, MF_ERR_STORE, "recipe or cubin is damaged")
   TRY(set.items[0].schedule = name, MF_ERR_STORE, "longer than the 159 characters")
   TRY(set.items[0].shape_name = name, MF_ERR_STORE, "longer than the 79 characters")
+  TRY(set.items[0].shape_name = "caf\xc3\xa9", MF_ERR_STORE, "expected printable ASCII")
 #undef TRY
 }
 END_TEST

@@ -218,8 +218,15 @@ START_TEST(package_from_spec_to_file)
   tool_expect(&tool, 0);
   tool_run(&tool, "verify %s/tiny.moeforge", tool.folder);
   tool_expect(&tool, 0);
-  setenv("FAKEGPU_WRONG", "4", 1);
-  setenv("FAKECUDA", "sms=132", 1);
+  for(int flight = 3; flight <= 6; flight++) { /* the winners' kernels go wrong on this machine: verify must notice */
+    char text[8];
+    snprintf(text, sizeof(text), "%d", flight);
+    setenv("FAKEGPU_WRONG", text, 1);
+    tool_run(&tool, "verify %s/tiny.moeforge", tool.folder);
+    if(tool.code != 0)
+      break;
+  }
+  tool_expect(&tool, 11);
 }
 END_TEST
 

@@ -110,6 +110,8 @@ static enum mf_status set_name(char *out, size_t space, const char *text, struct
   if(strlen(text) >= space)
     return error_set(err, MF_ERR_STORE, "name \"%s\": longer than the %zu characters that a package holds", text, space - 1);
   memcpy(out, text, strlen(text) + 1);
+  if(!package_text_good(out, space))
+    return error_set(err, MF_ERR_STORE, "name \"%s\": expected printable ASCII", text);
   return MF_OK;
 }
 

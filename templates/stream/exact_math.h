@@ -6,7 +6,7 @@
  *
  * A host file just includes this header. Device code defines MF_EXACT_FN and the MF_EXACT_* operations first.
  *
- *   score      softmax: exp(l - l_max), l_max over all experts that can be selected (mf_exact_exp).
+ *   score      softmax: mf_exact_softmax(l, l_max), l_max over all experts that can be selected.
  *              sigmoid: mf_exact_sigmoid(l).
  *   selected   softmax: by the logits themselves. Sigmoid: by mf_exact_add(score, bias), by the score without a bias.
  *              The larger wins, then the lower expert index. NaN cannot be selected.
@@ -61,6 +61,13 @@ MF_EXACT_FN float mf_exact_exp(float x)
   return x < -86.0f ? 0.0f : result.f;
 }
 
+/* exp(l - l_max), for l <= l_max. With nothing but -inf there is no distribution: all scores are 0. */
+MF_EXACT_FN float mf_exact_softmax(float l, float l_max)
+{
+  const float kLowest = -3.40282347e38f;
+  return l_max < kLowest ? 0.0f : mf_exact_exp(l - l_max);
+}
+
 /* 1 / (1 + exp(-l)). Any l but NaN. */
 MF_EXACT_FN float mf_exact_sigmoid(float l)
 {
@@ -69,10 +76,10 @@ MF_EXACT_FN float mf_exact_sigmoid(float l)
   return l < 0.0f ? MF_EXACT_MUL(e, r) : r;
 }
 
-/* score / sum * scaling */
+/* score / sum * scaling; 0 for a score of 0, even if the sum is 0 as well */
 MF_EXACT_FN float mf_exact_weight(float score, float sum, float scaling)
 {
-  return MF_EXACT_MUL(MF_EXACT_MUL(score, MF_EXACT_RECIPROCAL(sum)), scaling);
+  return score == 0.0f ? 0.0f : MF_EXACT_MUL(MF_EXACT_MUL(score, MF_EXACT_RECIPROCAL(sum)), scaling);
 }
 
 /* Orders floats as unsigned integers: -inf is 0x007FFFFF, everything that can be selected is at or above it, NaN is 0. -0 equals +0. */

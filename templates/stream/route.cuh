@@ -31,37 +31,95 @@ MF_DEVICE void report_nan(const Context<L> &c)
     hw::or_global((uint32_t *)c.workspace(MF_STREAM_WS_STATUS), MF_STREAM_STATUS_NAN);
 }
 
-// --- Selection by 32-bit keys that hold logit and expert -------------------------------------------------------------
-// For bf16 logits that select by themselves (softmax). key = order-preserving bits of the logit << 16 | 0xFFFF - expert:
-// all keys differ, and the larger key is the larger logit or, at equal logits, the lower expert. Each lane sorts its keys,
-// so that one redux per pick over the lanes' heads suffices.
-template <class L>
-struct PackedSelection {
-  static constexpr int kCount = L::kExpertsPerLane;
-  static constexpr uint32_t kLowestKey = 0x007F0000; // of -inf; NaN lies below
-  uint32_t raw[kCount / 2]; // logit pairs of the experts lane * kCount ...
-  uint32_t key[kCount];
-  uint32_t mine; // lane j: the key of pick j
-
-  MF_DEVICE void load(const Context<L> &c, int token)
-  {
-    const char *p = (const char *)c.p.logits + ((size_t)token * c.p.logits_pitch + c.lane * kCount) * 2;
-    if constexpr(kCount == 8) {
-      const hw::U32x4 v = *(const hw::U32x4 *)p;
-      raw[0] = v.x, raw[1] = v.y, raw[2] = v.z, raw[3] = v.w;
-    } else if constexpr(kCount == 4) {
-      const hw::U32x2 v = *(const hw::U32x2 *)p;
-      raw[0] = v.x, raw[1] = v.y;
-    } else {
-      raw[0] = *(const uint32_t *)p;
+// `kWords` successive words at an address that is aligned to as many bytes (at most 16).
+template <int kWords>
+MF_DEVICE void load_words(uint32_t *word, const void *p)
+{
+  if constexpr(kWords == 1) {
+    word[0] = *(const uint32_t *)p;
+  } else if constexpr(kWords == 2) {
+    const hw::U32x2 v = *(const hw::U32x2 *)p;
+    word[0] = v.x, word[1] = v.y;
+  } else {
+    MF_UNROLL
+    for(int i = 0; i < kWords; i += 4) {
+      const hw::U32x4 v = ((const hw::U32x4 *)p)[i / 4];
+      word[i] = v.x, word[i + 1] = v.y, word[i + 2] = v.z, word[i + 3] = v.w;
     }
   }
+}
+
+// --- What both ways of selection share: each lane's keys in falling order ----------------------------------------------
+// A key is 32 bits: the value's order-preserving bits above, the inverted expert index below. So all keys of selectable
+// experts differ, the larger key is the larger value or, at equal values, the lower expert, and one redux per pick over the
+// lanes' heads suffices. The redux of the next pick is issued with the pop of this one: `best` is always ahead by one.
+template <int kCount, int kTopK>
+struct KeyQueue {
+  uint32_t key[kCount];
+  uint32_t best;        // the largest key left in any lane
+  uint32_t gap;         // the smallest difference between successive picks so far, the one to come included
+  uint32_t mine;        // lane j: the key of pick j
 
   MF_DEVICE void order(int i, int j)
   {
     const uint32_t a = key[i], b = key[j];
     key[i] = a > b ? a : b;
     key[j] = a > b ? b : a;
+  }
+
+  // Sorting networks, largest first.
+  MF_DEVICE void sort()
+  {
+    if constexpr(kCount == 8) {
+      order(0, 2), order(1, 3), order(4, 6), order(5, 7);
+      order(0, 4), order(1, 5), order(2, 6), order(3, 7);
+      order(0, 1), order(2, 3), order(4, 5), order(6, 7);
+      order(2, 4), order(3, 5), order(1, 4), order(3, 6);
+      order(1, 2), order(3, 4), order(5, 6);
+    } else if constexpr(kCount == 4) {
+      order(0, 1), order(2, 3), order(0, 2), order(1, 3), order(1, 2);
+    } else {
+      order(0, 1);
+    }
+  }
+
+  MF_DEVICE void start()
+  {
+    best = hw::reduce_max(key[0]);
+    gap = 0xFFFFFFFFu;
+    mine = 0;
+  }
+
+  // Takes the best remaining key as pick j; returns it.
+  MF_DEVICE uint32_t pop(int lane, int j)
+  {
+    const uint32_t taken = best;
+    if(lane == j)
+      mine = taken;
+    const bool own = key[0] == taken;
+    MF_UNROLL
+    for(int i = 0; i + 1 < kCount; ++i)
+      key[i] = own ? key[i + 1] : key[i];
+    if(kCount <= kTopK)
+      key[kCount - 1] = own ? 0u : key[kCount - 1];
+    best = hw::reduce_max(key[0]);
+    gap = taken - best < gap ? taken - best : gap;
+    return taken;
+  }
+};
+
+// --- Selection by keys that hold the whole logit ------------------------------------------------------------------------
+// For bf16 logits that select by themselves (softmax). key = order-preserving bits of the logit << 16 | 0xFFFF - expert.
+template <class L>
+struct PackedSelection {
+  static constexpr int kCount = L::kExpertsPerLane;
+  static constexpr uint32_t kLowestKey = 0x007F0000; // of -inf; NaN lies below
+  uint32_t raw[kCount / 2]; // logit pairs of the experts lane * kCount ...
+  KeyQueue<kCount, L::kTopK> queue;
+
+  MF_DEVICE void load(const Context<L> &c, int token)
+  {
+    load_words<kCount / 2>(raw, (const uint16_t *)c.p.logits + (size_t)token * c.p.logits_pitch + c.lane * kCount);
   }
 
   MF_DEVICE void prepare(const Context<L> &c)
@@ -86,53 +144,38 @@ struct PackedSelection {
     MF_UNROLL
     for(int i = 0; i < kCount / 2; ++i) { // negative: all bits flipped; positive: the sign bit set
       const uint32_t w = raw[i] ^ (((raw[i] >> 15) & 0x00010001u) * 0x7FFFu + 0x80008000u);
-      key[2 * i] = (w << 16) + (low - 2 * i);
-      key[2 * i + 1] = (w & 0xFFFF0000u) | (low - 2 * i - 1);
+      queue.key[2 * i] = (w << 16) + (low - 2 * i);
+      queue.key[2 * i + 1] = (w & 0xFFFF0000u) | (low - 2 * i - 1);
     }
-    // sorting networks, largest first
-    if constexpr(kCount == 8) {
-      order(0, 2), order(1, 3), order(4, 6), order(5, 7);
-      order(0, 4), order(1, 5), order(2, 6), order(3, 7);
-      order(0, 1), order(2, 3), order(4, 5), order(6, 7);
-      order(2, 4), order(3, 5), order(1, 4), order(3, 6);
-      order(1, 2), order(3, 4), order(5, 6);
-    } else if constexpr(kCount == 4) {
-      order(0, 1), order(2, 3), order(0, 2), order(1, 3), order(1, 2);
-    } else {
-      order(0, 1);
-    }
-    mine = 0;
+    queue.sort();
+    queue.start();
   }
 
-  // Takes the best remaining expert as pick j. False if there is none that may be selected (nor will there be later).
-  MF_DEVICE bool pick(const Context<L> &c, int j)
+  // Makes the picks kFrom .. kTo - 1. False if there were not so many experts that may be selected.
+  template <int kFrom, int kTo>
+  MF_DEVICE bool pick(const Context<L> &c)
   {
-    const uint32_t best = hw::reduce_max(key[0]);
-    if(c.lane == j)
-      mine = best;
-    const bool own = key[0] == best;
+    uint32_t last = 0;
     MF_UNROLL
-    for(int i = 0; i + 1 < kCount; ++i)
-      key[i] = own ? key[i + 1] : key[i];
-    if(kCount < L::kTopK)
-      key[kCount - 1] = own ? 0u : key[kCount - 1];
-    return best >= kLowestKey;
+    for(int j = kFrom; j < kTo; ++j)
+      last = queue.pop(c.lane, j);
+    return last >= kLowestKey;
   }
 
   // Of the lane's own pick.
-  MF_DEVICE bool picked() const { return mine >= kLowestKey; }
-  MF_DEVICE uint32_t expert() const { return 0xFFFF - (mine & 0xFFFF); }
+  MF_DEVICE bool picked() const { return queue.mine >= kLowestKey; }
+  MF_DEVICE uint32_t expert() const { return 0xFFFF - (queue.mine & 0xFFFF); }
   MF_DEVICE float logit() const
   {
-    const uint32_t bits = mine >> 16;
+    const uint32_t bits = queue.mine >> 16;
     return hw::bits_float((bits & 0x8000 ? bits & 0x7FFF : ~bits & 0xFFFF) << 16);
   }
 
-  // Softmax score of the lane's pick, and (not renormalised) the sum over all experts.
+  // Softmax score of the lane's pick, and (not renormalised) the lane's part of the sum over all experts.
   MF_DEVICE float score(const Context<L> &) const
   {
     const float l = logit(), top = hw::shuffle(l, 0);
-    const float e = mf_exact_exp(l - top);
+    const float e = mf_exact_softmax(l, top);
     return picked() ? e : 0.0f;
   }
   MF_DEVICE float sum_all(const Context<L> &) const
@@ -142,15 +185,16 @@ struct PackedSelection {
     MF_UNROLL
     for(int i = 0; i < kCount; ++i) {
       const float l = i & 1 ? hw::bf16_high(raw[i / 2]) : hw::bf16_low(raw[i / 2]);
-      sum = mf_exact_add(sum, l == l ? mf_exact_exp(l - top) : 0.0f);
+      sum = mf_exact_add(sum, l == l ? mf_exact_softmax(l, top) : 0.0f);
     }
     return sum;
   }
 };
 
-// --- Selection by full 32-bit values ------------------------------------------------------------------------------
-// For sigmoid policies (score + bias, groups) and for f32 logits. Equal values: the lowest lane that holds one, and in it
-// the lowest index, that is the lowest expert.
+// --- Selection by full 32-bit values ------------------------------------------------------------------------------------
+// For sigmoid policies (score + bias, groups) and for f32 logits. A key has room for the upper 24 bits of the value only:
+// key = order-preserving bits & ~0xFF | 0xFF - expert. If two successive picks, or the last pick and the best expert left,
+// come within 256 of each other, their order may be wrong: then all picks are made once more by the full values.
 template <class L>
 struct OrderedSelection {
   using Shape = typename L::Shape;
@@ -158,141 +202,186 @@ struct OrderedSelection {
   static constexpr bool kSigmoid = Shape::kScoring == MF_STREAM_SIGMOID;
   static constexpr int kGroups = Shape::kGroups;
   static constexpr int kGroupLanes = 32 / kGroups;
+  static constexpr uint32_t kLowestOrder = 0x007FFFFF; // of -inf; 0: cannot be selected
+  static constexpr uint32_t kLowestKey = 0x007FFF00;
   static_assert(kGroups >= 1 && 32 % kGroups == 0, "groups: a power of two up to 32, whole lanes each");
   static_assert(kGroups == 1 || (kSigmoid && kCount >= 2), "groups: sigmoid policies only");
   static_assert(Shape::kTopGroups >= 1 && Shape::kTopGroups <= kGroups, "top_groups: 1..groups");
 
-  float score_of[kCount]; // sigmoid: the unbiased score; softmax: the logit
-  float bias[kCount];
-  uint32_t key[kCount];
-  uint32_t mine; // lane j: the expert of pick j, kNone if there is none
-  static constexpr uint32_t kNone = 0xFFFF;
+  static constexpr int kLogitWords = Shape::kLogitsF32 ? kCount : kCount / 2;
+  uint32_t raw[kLogitWords];
+  uint32_t bias[kCount];
+  float score_of[kCount];     // sigmoid: the unbiased score; softmax: the logit
+  uint32_t order_of[kCount];  // mf_exact_order of the value that selects
+  bool stays;                 // the lane's group does
+  KeyQueue<kCount, L::kTopK> queue;
 
   MF_DEVICE void load(const Context<L> &c, int token)
   {
     const size_t first = (size_t)token * c.p.logits_pitch + c.lane * kCount;
-    MF_UNROLL
-    for(int i = 0; i < kCount; i += 2) {
-      if constexpr(Shape::kLogitsF32) {
-        const hw::F32x2 v = *(const hw::F32x2 *)((const float *)c.p.logits + first + i);
-        score_of[i] = v.x, score_of[i + 1] = v.y;
-      } else {
-        const uint32_t v = *(const uint32_t *)((const uint16_t *)c.p.logits + first + i);
-        score_of[i] = hw::bf16_low(v), score_of[i + 1] = hw::bf16_high(v);
-      }
-      if constexpr(Shape::kBias) {
-        const hw::F32x2 v = *(const hw::F32x2 *)(c.p.bias + c.lane * kCount + i);
-        bias[i] = v.x, bias[i + 1] = v.y;
-      }
-    }
+    load_words<kLogitWords>(raw, (const char *)c.p.logits + first * (Shape::kLogitsF32 ? 4 : 2));
+    if constexpr(Shape::kBias)
+      load_words<kCount>(bias, c.p.bias + c.lane * kCount);
+  }
+
+  MF_DEVICE float logit(int i) const
+  {
+    if constexpr(Shape::kLogitsF32)
+      return hw::bits_float(raw[i]);
+    else
+      return i & 1 ? hw::bf16_high(raw[i / 2]) : hw::bf16_low(raw[i / 2]);
   }
 
   MF_DEVICE void prepare(const Context<L> &c)
   {
-    float value[kCount];
     bool nan = false;
     MF_UNROLL
     for(int i = 0; i < kCount; ++i) {
-      const float l = score_of[i];
+      const float l = logit(i);
+      score_of[i] = l;
       if constexpr(kSigmoid)
         score_of[i] = l == l ? mf_exact_sigmoid(l) : l;
-      value[i] = Shape::kBias ? mf_exact_add(score_of[i], bias[i]) : score_of[i];
-      key[i] = mf_exact_order(value[i]);
-      nan = nan || key[i] == 0;
+      order_of[i] = mf_exact_order(Shape::kBias ? mf_exact_add(score_of[i], hw::bits_float(bias[i])) : score_of[i]);
+      queue.key[i] = (order_of[i] & 0xFFFFFF00u) | (0xFFu - c.lane * kCount - i);
+      nan = nan || order_of[i] == 0;
     }
     if(nan)
       report_nan(c);
+    queue.sort();
+    stays = true;
     if constexpr(Shape::kTopGroups < kGroups) {
-      if(!group_stays(c, value)) {
-        MF_UNROLL
-        for(int i = 0; i < kCount; ++i)
-          key[i] = 0;
-      }
+      stays = group_stays(c);
+      MF_UNROLL
+      for(int i = 0; i < kCount; ++i)
+        queue.key[i] = stays ? queue.key[i] : 0u;
     }
-    mine = kNone;
+    queue.start();
   }
 
-  // Whether the lane's group is among the best kTopGroups by the sum of its two best values.
-  MF_DEVICE bool group_stays(const Context<L> &c, const float (&value)[kCount]) const
-  {
-    const float kLowest = hw::bits_float(0xFF800000u); // -inf
-    float first = kLowest, second = kLowest;
-    MF_UNROLL
-    for(int i = 0; i < kCount; ++i) {
-      const float v = value[i] == value[i] ? value[i] : kLowest;
-      second = v > first ? first : v > second ? v : second;
-      first = v > first ? v : first;
-    }
-    MF_UNROLL
-    for(int o = 1; o < kGroupLanes; o <<= 1) {
-      const float a = hw::shuffle_xor(first, o), b = hw::shuffle_xor(second, o);
-      const float loser = a > first ? first : a;
+  // The two best of a set, as order_of.
+  struct Pair {
+    uint32_t first, second;
+    MF_DEVICE void merge(uint32_t a, uint32_t b) // a >= b: the two best of another set
+    {
+      const uint32_t loser = a > first ? first : a;
       first = a > first ? a : first;
       second = b > second ? b : second;
       second = loser > second ? loser : second;
     }
-    const uint32_t own = mf_exact_order(mf_exact_add(first, second));
-    const int group = c.lane / kGroupLanes;
+  };
+  MF_DEVICE static float value_of(uint32_t order) { return hw::bits_float(order & 0x80000000u ? order ^ 0x80000000u : ~order); }
+
+  // Whether the lane's group is among the best kTopGroups by the sum of its two best values. What cannot be selected
+  // counts as -inf. The lanes of a group share the comparisons with the other groups.
+  MF_DEVICE bool group_stays(const Context<L> &c) const
+  {
+    Pair best[kCount / 2];
+    MF_UNROLL
+    for(int i = 0; i < kCount / 2; ++i) {
+      const uint32_t a = order_of[2 * i], b = order_of[2 * i + 1];
+      best[i] = Pair{a > b ? a : b, a > b ? b : a};
+    }
+    MF_UNROLL
+    for(int n = kCount / 4; n >= 1; n >>= 1) {
+      MF_UNROLL
+      for(int i = 0; i < n; ++i)
+        best[i].merge(best[i + n].first, best[i + n].second);
+    }
+    MF_UNROLL
+    for(int o = 1; o < kGroupLanes; o <<= 1)
+      best[0].merge(hw::shuffle(best[0].first, c.lane ^ o), hw::shuffle(best[0].second, c.lane ^ o));
+    const uint32_t first = best[0].first > kLowestOrder ? best[0].first : kLowestOrder;
+    const uint32_t second = best[0].second > kLowestOrder ? best[0].second : kLowestOrder;
+    const uint32_t own = mf_exact_order(mf_exact_add(value_of(first), value_of(second)));
+
+    constexpr int kEach = (kGroups + kGroupLanes - 1) / kGroupLanes;
+    const int group = c.lane / kGroupLanes, lane_in_group = c.lane % kGroupLanes;
     int better = 0;
     MF_UNROLL
-    for(int g = 0; g < kGroups; ++g) {
-      const uint32_t other = hw::shuffle(own, g * kGroupLanes);
-      better += other > own || (other == own && g < group);
+    for(int i = 0; i < kEach; ++i) {
+      const int other = lane_in_group * kEach + i;
+      const uint32_t sum = hw::shuffle(own, other * kGroupLanes & 31);
+      const uint32_t lanes = hw::ballot(other < kGroups && sum + (other < group) > own);
+      better += hw::count_bits(lanes >> (group * kGroupLanes) & ((1u << kGroupLanes) - 1));
     }
     return better < Shape::kTopGroups;
   }
 
-  MF_DEVICE bool pick(const Context<L> &c, int j)
+  // Makes the picks kFrom .. kTo - 1 (by full values also the others). False if there were not so many experts that may
+  // be selected.
+  template <int kFrom, int kTo>
+  MF_DEVICE bool pick(const Context<L> &c)
   {
-    uint32_t head = key[0];
+    uint32_t last = 0;
     MF_UNROLL
-    for(int i = 1; i < kCount; ++i)
-      head = key[i] > head ? key[i] : head;
-    const uint32_t best = hw::reduce_max(head);
-    const int owner = hw::lowest_bit(hw::ballot(head == best));
-    int index = 0;
-    MF_UNROLL
-    for(int i = kCount - 1; i > 0; --i)
-      index = key[i] == best ? i : index;
-    index = key[0] == best ? 0 : index;
-    MF_UNROLL
-    for(int i = 0; i < kCount; ++i)
-      key[i] = c.lane == owner && i == index ? 0u : key[i];
-    const uint32_t expert = owner * kCount + hw::shuffle(index, owner);
-    if(c.lane == j && best != 0)
-      mine = expert;
-    return best != 0;
+    for(int j = kFrom; j < kTo; ++j)
+      last = queue.pop(c.lane, j);
+    if(queue.gap < 256) {
+      pick_by_full_values(c);
+      last = hw::shuffle(queue.mine, kTo - 1);
+    }
+    return last >= kLowestKey;
   }
 
-  MF_DEVICE bool picked() const { return mine != kNone; }
-  MF_DEVICE uint32_t expert() const { return mine; }
-  MF_DEVICE float value_of_pick() const
+  // All picks. Equal values: the lowest lane that holds one, and in it the lowest index, that is the lowest expert.
+  MF_DEVICE void pick_by_full_values(const Context<L> &c)
   {
+    uint32_t left[kCount];
+    MF_UNROLL
+    for(int i = 0; i < kCount; ++i)
+      left[i] = stays ? order_of[i] : 0u;
+    MF_LOOP
+    for(int j = 0; j < L::kTopK; ++j) {
+      uint32_t head = left[0];
+      MF_UNROLL
+      for(int i = 1; i < kCount; ++i)
+        head = left[i] > head ? left[i] : head;
+      const uint32_t best = hw::reduce_max(head);
+      const int owner = hw::lowest_bit(hw::ballot(head == best));
+      int index = 0;
+      MF_UNROLL
+      for(int i = kCount - 1; i >= 0; --i)
+        index = left[i] == best ? i : index;
+      MF_UNROLL
+      for(int i = 0; i < kCount; ++i)
+        left[i] = c.lane == owner && i == index ? 0u : left[i];
+      const uint32_t taken = owner * kCount + hw::shuffle(index, owner);
+      if(c.lane == j)
+        queue.mine = (best & 0xFFFFFF00u) | (0xFFu - taken);
+    }
+  }
+
+  // Of the lane's own pick.
+  MF_DEVICE bool picked() const { return queue.mine >= kLowestKey; }
+  MF_DEVICE uint32_t expert() const { return 0xFF - (queue.mine & 0xFF); }
+  MF_DEVICE float score_of_pick() const
+  {
+    const uint32_t e = expert();
     float v = 0.0f;
     MF_UNROLL
     for(int i = 0; i < kCount; ++i) {
-      const float s = hw::shuffle(score_of[i], (mine / kCount) & 31);
-      v = (int)(mine % kCount) == i ? s : v;
+      const float s = hw::shuffle(score_of[i], e / kCount & 31);
+      v = (int)(e % kCount) == i ? s : v;
     }
     return v;
   }
 
   MF_DEVICE float score(const Context<L> &) const
   {
-    const float v = value_of_pick();
+    const float v = score_of_pick();
     if constexpr(kSigmoid)
       return picked() ? v : 0.0f;
     const float top = hw::shuffle(v, 0);
-    const float e = mf_exact_exp(v - top);
+    const float e = mf_exact_softmax(v, top);
     return picked() ? e : 0.0f;
   }
   MF_DEVICE float sum_all(const Context<L> &) const // softmax only
   {
-    const float top = hw::shuffle(value_of_pick(), 0);
+    const float top = hw::shuffle(score_of_pick(), 0);
     float sum = 0.0f;
     MF_UNROLL
     for(int i = 0; i < kCount; ++i)
-      sum = mf_exact_add(sum, score_of[i] == score_of[i] ? mf_exact_exp(score_of[i] - top) : 0.0f);
+      sum = mf_exact_add(sum, score_of[i] == score_of[i] ? mf_exact_softmax(score_of[i], top) : 0.0f);
     return sum;
   }
 };
@@ -308,38 +397,45 @@ struct SelectionType<true, L> {
 template <class L>
 using Selection = typename SelectionType<L::Shape::kScoring == MF_STREAM_SOFTMAX && !L::Shape::kLogitsF32, L>::Type;
 
+// One token: the picks are the list. Appends the picks kFrom .. kTo - 1; `all` says whether there were so many.
+// Returns the list's length so far.
+template <class L, int kFrom, int kTo>
+MF_DEVICE int append_picks(const Context<L> &c, const Selection<L> &selection, bool all)
+{
+  if(c.lane >= kFrom && c.lane < kTo && selection.picked())
+    c.sm.experts[c.lane] = selection.expert() | 0x10000;
+  return all ? kTo : hw::count_bits(hw::ballot(c.lane < kTo && selection.picked()));
+}
+
 // Picks the token's experts and tells the producer.
-// One token: the picks are the list. The producer is woken as soon as those are known that the first units need.
+// One token: the producer is woken as soon as those are known that the first units need.
 template <class L>
 MF_DEVICE void select_experts(const Context<L> &c, Selection<L> &selection, int token)
 {
+  constexpr int kTopK = L::kTopK;
   constexpr int kNeeded = (L::kGridCtas - 1) / L::kUnits + 1; // slots that the grid's first units belong to
-  constexpr int kFirst = kNeeded < L::kTopK ? kNeeded : L::kTopK;
+  constexpr int kFirst = kNeeded < kTopK ? kNeeded : kTopK;
   auto &sm = c.sm;
   selection.prepare(c);
-  MF_UNROLL
-  for(int j = 0; j < L::kTopK; ++j) {
-    const bool found = selection.pick(c, j);
-    if(c.p.tokens == 1 && (j == kFirst - 1 || j == L::kTopK - 1)) {
-      if(c.lane <= j && (j < kFirst || c.lane >= kFirst) && selection.picked())
-        sm.experts[c.lane] = selection.expert() | 0x10000;
-      int count = L::kTopK;
-      if(!found)
-        count = hw::count_bits(hw::ballot(selection.picked()));
-      if(c.lane == 0 && j == kFirst - 1)
-        sm.active_first = count;
-      if(c.lane == 0 && j == L::kTopK - 1)
-        sm.active = count;
-      hw::sync_warp();
-      if(j == kFirst - 1)
-        hw::barrier_arrive(L::kBarrierRouted, 64);
-      if(j == L::kTopK - 1)
-        hw::barrier_arrive(L::kBarrierPicked, 64);
-    }
+  bool all = selection.template pick<0, kFirst>(c);
+  if(c.p.tokens == 1) {
+    const int count = append_picks<L, 0, kFirst>(c, selection, all);
+    if(c.lane == 0)
+      sm.active_first = count;
+    hw::sync_warp();
+    hw::barrier_arrive(L::kBarrierRouted, 64);
   }
-  if(c.p.tokens > 1) {
+  if constexpr(kFirst < kTopK)
+    all = selection.template pick<kFirst, kTopK>(c);
+  if(c.p.tokens == 1) {
+    const int count = append_picks<L, kFirst, kTopK>(c, selection, all);
+    if(c.lane == 0)
+      sm.active = count;
+    hw::sync_warp();
+    hw::barrier_arrive(L::kBarrierPicked, 64);
+  } else {
     const uint32_t e = selection.expert();
-    if(c.lane < L::kTopK && selection.picked())
+    if(c.lane < kTopK && selection.picked())
       hw::or_shared(&sm.cleared.token_mask_word[e >> 2], 1u << (token + 8 * (e & 3)));
     hw::sync_warp();
     hw::barrier_arrive(L::kBarrierRouted, 32 * (c.p.tokens + 1));
@@ -353,7 +449,7 @@ MF_DEVICE int list_experts(const Context<L> &c)
 {
   constexpr int kCount = L::kExperts / 32;
   auto &sm = c.sm;
-  int active = 0;
+  int active = 0, slot[kCount];
   uint32_t mask[kCount];
   MF_UNROLL
   for(int i = 0; i < kCount; ++i)
@@ -361,12 +457,14 @@ MF_DEVICE int list_experts(const Context<L> &c)
   MF_UNROLL
   for(int i = 0; i < kCount; ++i) {
     const uint32_t chosen = hw::ballot(mask[i] != 0);
-    const int slot = active + hw::count_bits(chosen & ((1u << c.lane) - 1));
-    if(mask[i] != 0) {
-      sm.slot_of[i * 32 + c.lane] = slot;
-      sm.experts[slot] = (i * 32 + c.lane) | mask[i] << 16;
-    }
+    slot[i] = active + hw::count_bits(chosen & ((1u << c.lane) - 1));
     active += hw::count_bits(chosen);
+  }
+  MF_UNROLL
+  for(int i = 0; i < kCount; ++i) { // apart from the ballots: so these are predicated stores instead of branches
+    sm.slot_of[i * 32 + c.lane] = slot[i]; // (of no meaning for an expert that is not active)
+    if(mask[i] != 0)
+      sm.experts[slot[i]] = (i * 32 + c.lane) | mask[i] << 16;
   }
   if(c.lane == 0)
     sm.active = active;
