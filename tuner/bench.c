@@ -1,7 +1,6 @@
 /* bench.c - the command `bench`: times the winners again, on routing seeds that tuning never saw, and prints the table of docs/performance.md.
  *
- * For each token count and routing input the winner, the default schedule and any --schedule named run interleaved with the floor kernel in one
- * profile; what is printed are medians over the rounds of this one run. Nothing is stored. */
+ * For each token count and routing input the winner and the schedules that --schedule names run interleaved with the floor kernel in one profile; what is printed are medians over the rounds of this one run. Nothing is stored. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +13,7 @@
 #define BENCH_ROUNDS 15
 #define BENCH_LAUNCHES 48
 #define BENCH_SEED 9000u /* tuning's seeds are small numbers: timing.h */
-#define BENCH_MAX_KERNELS 16
+#define BENCH_MAX_KERNELS 32
 
 /* One shape's winners and what else is timed beside them. */
 struct bench_shape {
@@ -96,32 +95,70 @@ static double floor_of(const struct device_info *dev, const struct mf_problem *p
   return r->floor_us < formula ? r->floor_us : formula;
 }
 
-static void print_row(const struct tuner *t, const struct model_spec *spec, const struct winner *win, int tokens, enum routing_kind routing,
+static void print_row(const struct tuner *t, const struct model_spec *spec, const char *schedule, int tokens, enum routing_kind routing,
                       const struct bench_result *r, json_t *rows)
 {
   const double floor_us = floor_of(&t->target.dev, &spec->problem, r);
   if(rows == NULL)
-    printf("| %s | %s | %d | %.1f | %.2f | %.2f-%.2f | %.2f | %.2f | %.3f |\n", spec->name, routing_name(routing), tokens, r->active, r->us, r->low, r->high,
-           r->floor_us, floor_us, r->us / floor_us);
+    printf("| %s | %s | %d | %.1f | %.2f | %.2f-%.2f | %.2f | %.2f | %.3f | %s |\n", spec->name, routing_name(routing), tokens, r->active, r->us, r->low, r->high,
+           r->floor_us, floor_us, r->us / floor_us, schedule);
   else
     json_array_append_new(rows, json_pack("{s:s, s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:s}", "shape", spec->name, "routing", routing_name(routing),
                                           "tokens", tokens, "active", r->active, "us", r->us, "us_low", r->low, "us_high", r->high, "floor_measured_us",
-                                          r->floor_us, "floor_us", floor_us, "floor_ratio", r->us / floor_us, "schedule", win->schedule_name));
+                                          r->floor_us, "floor_us", floor_us, "floor_ratio", r->us / floor_us, "schedule", schedule));
 }
 
 static const enum routing_kind bench_routings[] = {ROUTING_UNIFORM, ROUTING_ZIPF, ROUTING_CONCENTRATED, ROUTING_DISPERSED};
 
-static enum mf_status bench_winner(struct tuner *t, struct device_client *client, const struct model_spec *spec, const struct winner *win,
-                                   struct bench_kernel *kernels, int *nkernels, const bool *wanted, json_t *rows, struct error *err)
+/* All routing inputs at one token count, for 'count' of the loaded kernels. */
+static enum mf_status bench_tokens(struct tuner *t, struct device_client *client, const struct model_spec *spec, int tokens, const struct bench_kernel *kernels,
+                                   const int *index, int count, json_t *rows, struct error *err)
 {
-  int index = 0;
-  enum mf_status rc = load_stored(t, client, win->candidate_id, kernels, nkernels, &index, err);
-  for(int tokens = win->tokens_min; tokens <= win->tokens_max && rc == MF_OK; tokens++) {
-    for(size_t i = 0; i < sizeof(bench_routings) / sizeof(bench_routings[0]) && rc == MF_OK && wanted[tokens]; i++) {
-      struct bench_result result = {0};
-      rc = time_profile(client, &kernels[index].handle, 1, tokens, bench_routings[i], &result, err);
-      if(rc == MF_OK)
-        print_row(t, spec, win, tokens, bench_routings[i], &result, rows);
+  enum mf_status rc = MF_OK;
+  int handles[BENCH_MAX_KERNELS];
+  for(int k = 0; k < count; k++)
+    handles[k] = kernels[index[k]].handle;
+  for(size_t i = 0; i < sizeof(bench_routings) / sizeof(bench_routings[0]) && rc == MF_OK; i++) {
+    struct bench_result results[BENCH_MAX_KERNELS];
+    rc = time_profile(client, handles, count, tokens, bench_routings[i], results, err);
+    for(int k = 0; k < count && rc == MF_OK; k++)
+      print_row(t, spec, kernels[index[k]].schedule, tokens, bench_routings[i], &results[k], rows);
+  }
+  return rc;
+}
+
+/* Loads the schedules of --schedule; index[0] is left for the winner. *count receives 1 + their number. */
+static enum mf_status load_named(struct tuner *t, struct device_client *client, int64_t shape_id, struct bench_kernel *kernels, int *nkernels, int *index,
+                                 int *count, struct error *err)
+{
+  char text[2048], *rest = text, *name;
+  enum mf_status rc = MF_OK;
+  *count = 1;
+  snprintf(text, sizeof(text), "%s", t->opt->schedules != NULL ? t->opt->schedules : "");
+  while(rc == MF_OK && (name = strsep(&rest, ",")) != NULL) {
+    int64_t id;
+    if(name[0] == '\0')
+      continue;
+    rc = *count < BENCH_MAX_KERNELS ? store_find_candidate(t->store, shape_id, t->device_id, name, &id, err)
+                                    : error_set(err, MF_ERR_USAGE, "--schedule: at most %d", BENCH_MAX_KERNELS - 1);
+    if(rc == MF_OK)
+      rc = load_stored(t, client, id, kernels, nkernels, &index[(*count)++], err);
+  }
+  return rc;
+}
+
+static enum mf_status bench_winners(struct tuner *t, struct device_client *client, const struct model_spec *spec, const struct bench_shape *shape,
+                                    const bool *wanted, json_t *rows, struct error *err)
+{
+  struct bench_kernel kernels[BENCH_MAX_KERNELS];
+  int nkernels = 0, index[BENCH_MAX_KERNELS] = {0}, count = 1;
+  enum mf_status rc = load_named(t, client, shape->shape_id, kernels, &nkernels, index, &count, err);
+  for(int w = 0; w < shape->nwinners && rc == MF_OK; w++) {
+    const struct winner *win = &shape->winners[w];
+    rc = load_stored(t, client, win->candidate_id, kernels, &nkernels, &index[0], err);
+    for(int tokens = win->tokens_min; tokens <= win->tokens_max && rc == MF_OK; tokens++) {
+      if(wanted[tokens])
+        rc = bench_tokens(t, client, spec, tokens, kernels, index, count, rows, err);
     }
   }
   return rc;
@@ -143,11 +180,9 @@ static enum mf_status wanted_tokens(const struct options *opt, bool *wanted, str
 static enum mf_status bench_shape(struct tuner *t, const char *name, json_t *rows, struct error *err)
 {
   struct bench_shape shape = {.name = name, .device_id = t->device_id};
-  struct bench_kernel kernels[BENCH_MAX_KERNELS];
   struct device_client *client = NULL;
   struct model_spec spec;
   bool wanted[MAX_TOKENS + 1];
-  int nkernels = 0;
   enum mf_status rc = wanted_tokens(t->opt, wanted, err);
   if(rc == MF_OK)
     rc = store_each_winner(t->store, name, take_winner, &shape, err);
@@ -157,8 +192,9 @@ static enum mf_status bench_shape(struct tuner *t, const char *name, json_t *row
     rc = store_get_shape(t->store, shape.winners[0].shape_id, &spec, err);
   if(rc == MF_OK)
     rc = tune_start_timing(t, &spec, shape.winners[0].tokens_min, shape.winners[shape.nwinners - 1].tokens_max, &client, err);
-  for(int i = 0; i < shape.nwinners && rc == MF_OK; i++)
-    rc = bench_winner(t, client, &spec, &shape.winners[i], kernels, &nkernels, wanted, rows, err);
+  shape.shape_id = shape.winners[0].shape_id;
+  if(rc == MF_OK)
+    rc = bench_winners(t, client, &spec, &shape, wanted, rows, err);
   device_client_stop(client);
   return rc;
 }
@@ -179,7 +215,7 @@ enum mf_status bench_command(const struct options *opt, const char *const *shape
   if(rc == MF_OK)
     rc = device_tools_build(opt->program, opt->template_dir, compile_arch(t.target.dev.cc_major, t.target.dev.cc_minor), &t.tools, err);
   if(rc == MF_OK && rows == NULL)
-    printf("| shape | routing | tokens | experts | us | 95 %% of median | floor kernel | floor | x floor |\n|---|---|---|---|---|---|---|---|---|\n");
+    printf("| shape | routing | tokens | experts | us | 95 %% of median | floor kernel | floor | x floor | schedule |\n|---|---|---|---|---|---|---|---|---|---|\n");
   for(int i = 0; i < count && rc == MF_OK; i++)
     rc = bench_shape(&t, shape_names[i], rows, err);
   if(rows != NULL) {

@@ -33,6 +33,7 @@ static const char usage_text[] =
     "  -o FILE               output\n"
     "  --device NAME         auto (default), none, cuda, cuda:N, or a device spec to plan for (h100-pcie)\n"
     "  --tokens LIST         token counts, e.g. 1-8 or 1,2,4: instead of the spec's\n"
+    "  --schedule LIST       bench: schedules to time beside the winners, comma-separated\n"
     "  --effort LEVEL        quick, default, exhaustive\n"
     "  --jobs N              compile workers (default: the number of cores)\n"
     "  --check-jobs N        check workers (default: a quarter of the cores, at most 4)\n"
@@ -43,6 +44,7 @@ static const char usage_text[] =
     "  --devices DIR         device specs (default: beside the templates, specs/devices)\n"
     "  --timeout-ms N        limit of one kernel launch in checks (default 2000)\n"
     "  --retime              measure again what earlier runs have measured\n"
+    "  --allow-predicted     export: winners that were only predicted\n"
     "  --debug               kernels with the watchdog\n"
     "  --json                results as JSON\n"
     "  --quiet               no progress\n"
@@ -63,7 +65,7 @@ struct command_line {
 
 enum option_code {
   OPT_DEVICE = 256, OPT_TOKENS, OPT_EFFORT, OPT_JOBS, OPT_CHECK_JOBS, OPT_STORE, OPT_DB, OPT_TEMPLATES, OPT_GEN, OPT_DEVICES, OPT_TIMEOUT, OPT_RETIME,
-  OPT_DEBUG, OPT_JSON, OPT_QUIET, OPT_TP, OPT_TP_RANK, OPT_EP, OPT_EP_RANK, OPT_NAME, OPT_REJECTS, OPT_PREDICTED
+  OPT_DEBUG, OPT_JSON, OPT_QUIET, OPT_TP, OPT_TP_RANK, OPT_EP, OPT_EP_RANK, OPT_NAME, OPT_REJECTS, OPT_PREDICTED, OPT_SCHEDULE
 };
 
 static const struct option long_options[] = {
@@ -79,7 +81,7 @@ static const struct option long_options[] = {
     {"ep", required_argument, NULL, OPT_EP},            {"ep-rank", required_argument, NULL, OPT_EP_RANK},
     {"name", required_argument, NULL, OPT_NAME},        {"rejects", no_argument, NULL, OPT_REJECTS},
     {"allow-predicted", no_argument, NULL, OPT_PREDICTED}, {"help", no_argument, NULL, 'h'},
-    {"version", no_argument, NULL, 'V'},                {NULL, 0, NULL, 0},
+    {"schedule", required_argument, NULL, OPT_SCHEDULE},   {"version", no_argument, NULL, 'V'},                {NULL, 0, NULL, 0},
 };
 
 static bool is_folder(const char *path)
@@ -143,6 +145,7 @@ static enum mf_status take_option(struct command_line *cl, int code, const char 
   switch(code) {
     case 'o': opt->output = value; return MF_OK;
     case OPT_DEVICE: opt->device = value; return MF_OK;
+    case OPT_SCHEDULE: opt->schedules = value; return MF_OK;
     case OPT_TOKENS: opt->tokens = value; return MF_OK;
     case OPT_EFFORT: return effort_from_name(value, &opt->effort, err);
     case OPT_JOBS: return parse_int("jobs", value, 1, 256, &opt->jobs, err);

@@ -15,6 +15,7 @@ struct options {
   const char *device;        /* "auto", "cuda", "cuda:N", "none", or the name of a device spec (planned only) */
   const char *tokens;        /* "1-8" or "1,2,4": overrides the spec; NULL */
   const char *output;        /* -o */
+  const char *schedules;     /* --schedule: names, comma-separated, to time beside the winners; NULL */
   enum effort effort;
   int jobs;                  /* compile workers */
   int check_jobs;            /* concurrent check workers */

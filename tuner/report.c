@@ -118,48 +118,58 @@ static bool add_reject(void *context, const char *stage, const char *rule, long 
   return true;
 }
 
+#define MAX_PAIRS 256
 struct pairs {
-  int64_t shape[256], device[256];
+  int64_t shape[MAX_PAIRS], device[MAX_PAIRS];
   int count;
 };
 
-static bool remember_pair(void *context, const struct winner *win)
+static bool remember_pair(void *context, int64_t shape_id, int64_t device_id)
 {
   struct pairs *p = context;
-  for(int i = 0; i < p->count; i++) {
-    if(p->shape[i] == win->shape_id && p->device[i] == win->device_id)
-      return true;
+  p->shape[p->count] = shape_id;
+  p->device[p->count++] = device_id;
+  return p->count < MAX_PAIRS;
+}
+
+static enum mf_status show_rejects_of(struct store *st, const struct pairs *pairs, const char *shape_name, struct reject_table *t, int *shown,
+                                      struct error *err)
+{
+  enum mf_status rc = MF_OK;
+  for(int i = 0; i < pairs->count && rc == MF_OK; i++) {
+    struct model_spec spec;
+    struct device_info dev;
+    rc = store_get_shape(st, pairs->shape[i], &spec, err);
+    if(rc == MF_OK)
+      rc = store_get_device(st, pairs->device[i], &dev, err);
+    if(rc != MF_OK || (shape_name != NULL && strcmp(shape_name, spec.name) != 0))
+      continue;
+    (*shown)++;
+    if(t->rows == NULL)
+      printf("%s on %s\n  %-8s %-18s %6s  %s\n", spec.name, dev.name, "stage", "rule", "count", "example");
+    rc = store_each_reject(st, pairs->shape[i], pairs->device[i], add_reject, t, err);
   }
-  if(p->count < 256) {
-    p->shape[p->count] = win->shape_id;
-    p->device[p->count++] = win->device_id;
-  }
-  return true;
+  return rc;
 }
 
 static enum mf_status show_rejects(struct store *st, const char *shape_name, bool json, struct error *err)
 {
   struct pairs pairs = {.count = 0};
-  struct reject_table t = {NULL, stdout};
-  enum mf_status rc = store_each_winner(st, shape_name, remember_pair, &pairs, err);
-  json_t *root = NULL;
+  struct reject_table t = {json ? json_array() : NULL, stdout};
+  int shown = 0;
+  enum mf_status rc = store_each_rejected(st, remember_pair, &pairs, err);
+  if(rc == MF_OK)
+    rc = show_rejects_of(st, &pairs, shape_name, &t, &shown, err);
+  if(rc == MF_OK && shown == 0 && !json)
+    printf("no rejections on record%s%s\n", shape_name != NULL ? " for " : "", shape_name != NULL ? shape_name : "");
   if(json) {
-    t.rows = json_array();
-    root = json_pack("{s:o}", "rejects", t.rows);
+    json_t *root = json_pack("{s:o}", "rejects", t.rows);
+    if(rc == MF_OK) {
+      json_dumpf(root, stdout, JSON_INDENT(2));
+      putchar('\n');
+    }
+    json_decref(root);
   }
-  for(int i = 0; i < pairs.count && rc == MF_OK; i++) {
-    struct model_spec spec;
-    rc = store_get_shape(st, pairs.shape[i], &spec, err);
-    if(rc == MF_OK && !json)
-      printf("%s\n  %-8s %-18s %6s  %s\n", spec.name, "stage", "rule", "count", "example");
-    if(rc == MF_OK)
-      rc = store_each_reject(st, pairs.shape[i], pairs.device[i], add_reject, &t, err);
-  }
-  if(rc == MF_OK && json) {
-    json_dumpf(root, stdout, JSON_INDENT(2));
-    putchar('\n');
-  }
-  json_decref(root);
   return rc;
 }
 

@@ -39,6 +39,8 @@ enum mf_status store_put_artifact(struct store *st, const struct artifact *art, 
 
 /* A candidate is (shape, device, schedule name, artifact, recipe bytes); fills in cand->id. A changed recipe or artifact makes a new row. */
 enum mf_status store_put_candidate(struct store *st, int64_t shape_id, int64_t device_id, struct candidate *cand, struct error *err);
+/* The newest candidate of that schedule name. MF_ERR_NOT_FOUND. */
+enum mf_status store_find_candidate(struct store *st, int64_t shape_id, int64_t device_id, const char *schedule_name, int64_t *id, struct error *err);
 /* One rejection; the same (shape, device, schedule, stage, rule) is kept once, with the latest run. */
 enum mf_status store_put_reject(struct store *st, int64_t run_id, int64_t shape_id, int64_t device_id, const char *schedule_name,
                                 const struct verdict *why, struct error *err);
@@ -93,6 +95,9 @@ enum mf_status store_get_device(struct store *st, int64_t device_id, struct devi
 
 /* Rejections counted by stage and rule, for show --rejects and plan. */
 typedef bool store_reject_fn(void *context, const char *stage, const char *rule, long count, const char *example_schedule, const char *example_detail);
+typedef bool store_pair_fn(void *context, int64_t shape_id, int64_t device_id);
+/* Every (shape, device) that has rejections, whether or not it has winners. */
+enum mf_status store_each_rejected(struct store *st, store_pair_fn *fn, void *context, struct error *err);
 enum mf_status store_each_reject(struct store *st, int64_t shape_id, int64_t device_id, store_reject_fn *fn, void *context, struct error *err);
 
 /* The shipped file: winners, their candidates, artifacts, recipes, shapes, devices, runs; no samples, no losers. VACUUM INTO a temporary name,

@@ -156,11 +156,13 @@
     " DO UPDATE SET is_default=excluded.is_default")                                                              \
   X(SQL_FIND_CANDIDATE, "SELECT id FROM candidate WHERE shape_id=?1 AND device_id=?2 AND schedule=?3"             \
     " AND family_version=?4 AND artifact_id=?5 AND recipe_sha256=?6")                                             \
+  X(SQL_NAMED_CANDIDATE, "SELECT id FROM candidate WHERE shape_id=?1 AND device_id=?2 AND schedule=?3 ORDER BY id DESC LIMIT 1") \
   X(SQL_GET_CANDIDATE, "SELECT c.id, c.schedule, c.artifact_id, a.name, c.is_default, c.recipe_sha256, c.recipe"  \
     " FROM candidate c JOIN artifact a ON a.id=c.artifact_id WHERE c.id=?1")                                      \
                                                                                                                   \
   X(SQL_PUT_REJECT, "INSERT OR REPLACE INTO reject(run_id, shape_id, device_id, schedule, stage, rule, have, allowed," \
     " nearest, detail) VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10)")                                                   \
+  X(SQL_REJECTED_PAIRS, "SELECT DISTINCT shape_id, device_id FROM reject ORDER BY 1, 2")                          \
   X(SQL_EACH_REJECT, "SELECT stage, rule, count(*), min(schedule), detail FROM reject"                            \
     " WHERE shape_id=?1 AND device_id=?2 GROUP BY stage, rule ORDER BY count(*) DESC, stage, rule")               \
                                                                                                                   \

@@ -323,6 +323,12 @@ enum mf_status store_get_candidate(struct store *st, int64_t candidate_id, struc
 }
 
 /* ---- rejections ---- */
+enum mf_status store_find_candidate(struct store *st, int64_t shape_id, int64_t device_id, const char *schedule_name, int64_t *id, struct error *err)
+{
+  const enum mf_status rc = store_find(st, SQL_NAMED_CANDIDATE, id, err, "llt", shape_id, device_id, schedule_name);
+  return rc == MF_ERR_NOT_FOUND ? error_set(err, rc, "%s: has no candidate %s for this shape and device", st->path, schedule_name) : rc;
+}
+
 enum mf_status store_put_reject(struct store *st, int64_t run_id, int64_t shape_id, int64_t device_id, const char *schedule_name,
                                 const struct verdict *why, struct error *err)
 {
@@ -335,6 +341,20 @@ enum mf_status store_put_reject(struct store *st, int64_t run_id, int64_t shape_
   rc = store_run(st, SQL_PUT_REJECT, err, "llltttlllt", run_id, shape_id, device_id, schedule_name, why->stage, why->rule, (int64_t)why->have,
                  (int64_t)why->allowed, (int64_t)why->nearest, why->detail);
   return store_leave(st, rc, err);
+}
+
+enum mf_status store_each_rejected(struct store *st, store_pair_fn *fn, void *context, struct error *err)
+{
+  sqlite3_stmt *stmt;
+  enum mf_status rc = store_stmt(st, SQL_REJECTED_PAIRS, &stmt, err, "");
+  while(rc == MF_OK) {
+    rc = store_step(st, stmt, err);
+    if(rc == MF_OK && !fn(context, sqlite3_column_int64(stmt, 0), sqlite3_column_int64(stmt, 1))) {
+      store_stmt_end(stmt);
+      return MF_OK;
+    }
+  }
+  return rc == MF_ERR_NOT_FOUND ? MF_OK : rc;
 }
 
 enum mf_status store_each_reject(struct store *st, int64_t shape_id, int64_t device_id, store_reject_fn *fn, void *context, struct error *err)

@@ -87,7 +87,7 @@ MF_EXACT_FN uint32_t mf_exact_order(float f)
 {
   union mf_exact_word w;
   w.f = MF_EXACT_ADD(f, 0.0f); /* -0 becomes +0 */
-  w.u = w.u & 0x80000000u ? ~w.u : w.u | 0x80000000u;
+  w.u ^= (w.u >> 31) * 0x7FFFFFFFu | 0x80000000u;
   return f == f ? w.u : 0u;
 }
 

@@ -72,10 +72,10 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
   const bool routes = consumer >= 0 && consumer < p.tokens;
   Selection<L> selection;
   if(routes)
-    selection.load(c, consumer);
-  const uint32_t launch = ((const uint32_t *)c.workspace(MF_STREAM_WS_LAUNCHES))[c.cta];
+    selection.load(c, consumer); // first of all: the weights wait for it
   XFront<L> front(c);
-  front.load(c.warp);
+  front.start();
+  const uint32_t launch = ((const uint32_t *)c.workspace(MF_STREAM_WS_LAUNCHES))[c.cta];
   clear_tables(c);
   hw::sync_cta();
   if(routes)

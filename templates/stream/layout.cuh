@@ -65,9 +65,9 @@ struct Layout {
   static constexpr int kConsumerWarp = 4;  // 4..7 and 8..11: two warpgroups
   static constexpr int kConsumerThreads = 256;
   static constexpr int kProducerWarp = 12;
-  static constexpr int kQuantiseWarps = 12; // warps 0..11 quantise x
   static constexpr int kWarps = kHelpers <= 4 ? 13 : 9 + kHelpers;
   static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kFrontWarps = kWarps - 1; // all but the producer: they quantise x
   MF_DEVICE static int helper_of(int warp) { return warp < kConsumerWarp ? warp : warp - 9; }
 
   // --- Named barriers (0 is the whole CTA) ---

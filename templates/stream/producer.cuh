@@ -111,14 +111,51 @@ MF_DEVICE int finish_list(const Context<L> &c)
   return c.sm.active;
 }
 
+// The producer's turn in the up projection: turn n is unit cta + n * grid for the static rounds, a ticket from then on.
+// What does not depend on the list of experts is worked out ahead, while there is time.
+template <class L>
+struct UpTurn {
+  const Context<L> &c;
+  const int static_rounds;
+  int turn = 0;
+  int unit, slot, feature_block; // the unit's slot, and which of the slot's kUnits it is
+  int k;                         // the first chunk of k
+
+  MF_DEVICE explicit UpTurn(const Context<L> &context) : c(context), static_rounds(context.static_rounds()) { locate(c.cta); }
+
+  MF_DEVICE void locate(int u)
+  {
+    unit = u;
+    slot = u / L::kUnits;
+    feature_block = u - slot * L::kUnits;
+    k = c.p.rotate_k ? u % L::kUnitStages : 0;
+  }
+
+  MF_DEVICE void advance()
+  {
+    ++turn;
+    int u = c.cta + L::kGridCtas * turn;
+    if(turn >= static_rounds) {
+      uint32_t *ticket = &c.sm.ticket[turn % L::kTicketQueue];
+      u = (int)hw::wait_shared_nonzero(ticket, c.dog, L::kWaitTicket) - 1; // (one that the watchdog gave up is -1)
+      hw::sync_warp(); // all lanes have read it
+      if(c.lane == 0)
+        hw::store_shared_relaxed(ticket, 0);
+    }
+    locate(u);
+  }
+
+  MF_DEVICE bool exists(int active) const { return (uint32_t)unit < (uint32_t)(active * L::kUnits); }
+};
+
 // The whole of the producer's work behind sync_cta.
 template <class L>
 MF_DEVICE void stream_weights(const Context<L> &c, const hw::TensorMap &up_map, const hw::TensorMap &down_map)
 {
   auto &sm = c.sm;
   const uint64_t policy = c.p.evict_first ? hw::policy_evict_first() : hw::policy_evict_normal();
-  const int static_rounds = c.static_rounds();
   RingWriter<L> ring(c);
+  UpTurn<L> turn(c);
 
   hw::barrier_sync(L::kBarrierRouted, 32 * (c.p.tokens + 1));
   bool listed = c.p.tokens > 1;
@@ -130,48 +167,37 @@ MF_DEVICE void stream_weights(const Context<L> &c, const hw::TensorMap &up_map, 
     active = sm.active_first; // may turn out smaller, but not below the slots of the first units
   }
 
-  // Up: turn n is unit cta + n * grid for the static rounds, a ticket from then on. One stage per iteration.
-  int turn = 0, chunk = 0, k = 0, unit = 0, unit_row = 0;
+  // Up. One token: the rest of the list is waited for when there is nothing else to do, at the latest behind the first unit
+  // (others need the list to get on, and a ticket may depend on them).
   MF_LOOP
-  for(;;) {
-    if(!listed && ring.handed_out > 0 && (chunk == 0 || ring.full())) {
+  while(turn.exists(active)) {
+    const int expert = sm.experts[turn.slot] & 0xFFFF;
+    const int unit_row = expert * (2 * L::kUnits) + turn.feature_block;
+    MF_LOOP
+    for(int chunk = 0, k = turn.k; chunk < L::kUnitStages; ++chunk) {
+      if(!listed && ring.full()) {
+        active = finish_list(c);
+        listed = true;
+      }
+      ring.acquire();
+      if(c.lane == 0) {
+        hw::Mbarrier *full = &sm.barrier.full[ring.stage];
+        sm.stage_unit[ring.stage] = turn.unit;
+        hw::mbarrier_arrive_expect(full, L::kStageBytes);
+        hw::copy_tensor_5d(sm.ring[ring.stage], &up_map, 0, 0, 0, unit_row, k * L::kStageKBlocks, full, policy);
+      }
+      if(chunk == 0)
+        copy_scale_rows(c, turn.turn, expert, turn.feature_block / 16);
+      hw::sync_warp();
+      ring.advance();
+      if(++k == L::kUnitStages)
+        k = 0;
+    }
+    if(!listed) {
       active = finish_list(c);
       listed = true;
     }
-    int expert = 0;
-    if(chunk == 0) {
-      unit = c.cta + L::kGridCtas * turn;
-      if(turn >= static_rounds) {
-        uint32_t *ticket = &sm.ticket[turn % L::kTicketQueue];
-        unit = (int)hw::wait_shared_nonzero(ticket, c.dog, L::kWaitTicket) - 1;
-        hw::sync_warp(); // all lanes have read it
-        if(c.lane == 0)
-          hw::store_shared_relaxed(ticket, 0);
-      }
-      if((uint32_t)unit >= (uint32_t)(active * L::kUnits)) // (a ticket that the watchdog gave up is -1)
-        break;
-      const int slot = unit / L::kUnits;
-      expert = sm.experts[slot] & 0xFFFF;
-      unit_row = expert * (2 * L::kUnits) + (unit - slot * L::kUnits);
-      k = c.p.rotate_k ? unit % L::kUnitStages : 0;
-    }
-    ring.acquire();
-    if(c.lane == 0) {
-      hw::Mbarrier *full = &sm.barrier.full[ring.stage];
-      sm.stage_unit[ring.stage] = unit;
-      hw::mbarrier_arrive_expect(full, L::kStageBytes);
-      hw::copy_tensor_5d(sm.ring[ring.stage], &up_map, 0, 0, 0, unit_row, k * L::kStageKBlocks, full, policy);
-    }
-    if(chunk == 0)
-      copy_scale_rows(c, turn, expert, unit % L::kUnits / 16);
-    hw::sync_warp();
-    ring.advance();
-    if(++k == L::kUnitStages)
-      k = 0;
-    if(++chunk == L::kUnitStages) {
-      chunk = 0;
-      ++turn;
-    }
+    turn.advance();
   }
   if(!listed)
     active = finish_list(c);

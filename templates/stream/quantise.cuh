@@ -1,6 +1,7 @@
 // quantise.cuh - bf16 to e4m3 with one scale per token and 128 columns; the front's quantisation of x.
 //
-// Who runs it   XFront: warps 0..11 (the routing warps once they have routed). quantise_chunks: also the h loaders.
+// Who runs it   XFront: all warps but the producer (routing warps once they have routed, with one token not at all: the
+//               list of experts is urgent, x is not). quantise_chunks: also the h loaders.
 // Reads         x (global).
 // Writes        sm.x, the B operand of the up projection, and sm.cleared.x_scale.
 // Waits for     sync_cta between clear_tables and the first store to x_scale.
@@ -78,11 +79,16 @@ MF_DEVICE hw::U32x2 *atom_piece(uint8_t *atom, int row, int piece)
 template <class L>
 MF_DEVICE void clear_tables(const Context<L> &c)
 {
+  constexpr int kWords = sizeof(typename L::Cleared) / 16;
   if(c.warp >= 4)
     return;
   hw::U32x4 *words = (hw::U32x4 *)&c.sm.cleared;
-  for(int i = c.warp * 32 + c.lane; i < (int)(sizeof(typename L::Cleared) / 16); i += 128)
-    words[i] = hw::U32x4{0, 0, 0, 0};
+  MF_UNROLL
+  for(int first = 0; first < kWords; first += 128) {
+    const int i = first + c.warp * 32 + c.lane;
+    if(i < kWords)
+      words[i] = hw::U32x4{0, 0, 0, 0};
+  }
 }
 
 // Quantisation of x. One step is 256 columns of one token, done by one warp; every CTA starts at another step (all SMs
@@ -90,64 +96,93 @@ MF_DEVICE void clear_tables(const Context<L> &c)
 template <class L>
 struct XFront {
   static constexpr int kTokenSteps = L::kHidden / 256;
-  static constexpr int kBatch = L::kHidden > 4096 ? 8 : 4;
+  static constexpr int kBatch = L::kHidden > 4096 ? 8 : 4; // steps that are loaded together
+  static constexpr int kTogether = 4;                      // steps whose latencies overlap in quantise_chunks
   const Context<L> &c;
-  int steps, rotation;
+  uint32_t worker, workers, steps, rotation; // this warp has the steps worker, worker + workers, ...
   hw::U32x4 next[kBatch];
 
   MF_DEVICE explicit XFront(const Context<L> &context) : c(context)
   {
-    steps = c.warp < L::kQuantiseWarps ? c.p.tokens * kTokenSteps : 0;
+    // The warp's index again, but not known to be uniform: the address arithmetic below is faster in vector registers.
+    const uint32_t warp = (uint32_t)hw::thread_index() >> 5;
+    const bool spared = c.p.tokens == 1; // the router
+    worker = warp - (warp > L::kProducerWarp) - (spared && warp > L::kConsumerWarp);
+    workers = L::kFrontWarps - spared;
+    steps = spared && warp == L::kConsumerWarp ? 0 : c.p.tokens * kTokenSteps;
     rotation = c.cta * steps / L::kGridCtas;
   }
 
-  MF_DEVICE int rotated(int step) const
+  // Where the step's columns are: token and part of its row.
+  MF_DEVICE void locate(uint32_t step, uint32_t &token, uint32_t &part) const
   {
     step += rotation;
-    return step >= steps ? step - steps : step;
+    step = step >= steps ? step - steps : step;
+    token = step / kTokenSteps;
+    part = step - token * kTokenSteps;
   }
 
-  MF_DEVICE void load(int first)
+  MF_DEVICE void load(uint32_t first)
   {
     MF_UNROLL
     for(int i = 0; i < kBatch; ++i) {
-      const int step = first + L::kQuantiseWarps * i;
+      const uint32_t step = first + workers * i;
+      uint32_t token, part;
+      locate(step, token, part);
+      const hw::U32x4 *source = (const hw::U32x4 *)((const uint16_t *)c.p.x + (token * c.p.x_pitch + part * 256 + c.lane * 8));
       next[i] = hw::U32x4{0, 0, 0, 0};
-      if(step < steps) {
-        const int s = rotated(step), token = s / kTokenSteps, part = s - token * kTokenSteps;
-        const uint16_t *row = (const uint16_t *)c.p.x + (size_t)token * c.p.x_pitch;
-        next[i] = ((const hw::U32x4 *)row)[part * 32 + c.lane];
-      }
+      if(step < steps)
+        next[i] = *source;
     }
   }
 
-  // load(c.warp) has been called.
+  // The first batch, before sync_cta.
+  MF_DEVICE void start()
+  {
+    if(steps > 0)
+      load(worker);
+  }
+
   MF_DEVICE void quantise()
   {
     MF_LOOP
-    for(int first = c.warp; first < steps; first += L::kQuantiseWarps * kBatch) {
+    for(uint32_t first = worker; first < steps; first += workers * kBatch) {
       hw::U32x4 chunk[kBatch];
-      hw::U32x2 quantised[kBatch];
-      float scale[kBatch];
       MF_UNROLL
       for(int i = 0; i < kBatch; ++i)
         chunk[i] = next[i];
-      if(first + L::kQuantiseWarps * kBatch < steps)
-        load(first + L::kQuantiseWarps * kBatch);
-      quantise_chunks<L>(chunk, quantised, scale);
+      if(first + workers * kBatch < steps)
+        load(first + workers * kBatch);
       MF_UNROLL
-      for(int i = 0; i < kBatch; ++i) {
-        const int step = first + L::kQuantiseWarps * i;
-        if(step < steps) {
-          const int s = rotated(step), token = s / kTokenSteps, part = s - token * kTokenSteps;
-          const int block = part * 2 + (c.lane >> 4), piece = c.lane & 15;
-          *atom_piece(c.sm.x[block], token, piece) = quantised[i];
-          if(piece == 0)
-            c.sm.cleared.x_scale[block][token] = scale[i];
-        }
+      for(int i = 0; i < kBatch; i += kTogether) {
+        if(i == 0 || first + workers * i < steps)
+          quantise_steps(first + workers * i, chunk + i);
       }
     }
     hw::fence_async_proxy();
+  }
+
+  MF_DEVICE void quantise_steps(uint32_t first, const hw::U32x4 *loaded)
+  {
+    hw::U32x4 chunk[kTogether];
+    hw::U32x2 quantised[kTogether];
+    float scale[kTogether];
+    MF_UNROLL
+    for(int i = 0; i < kTogether; ++i)
+      chunk[i] = loaded[i];
+    quantise_chunks<L>(chunk, quantised, scale);
+    MF_UNROLL
+    for(int i = 0; i < kTogether; ++i) {
+      const uint32_t step = first + workers * i;
+      uint32_t token, part;
+      locate(step, token, part);
+      if(step < steps) {
+        const uint32_t block = part * 2 + (c.lane >> 4), piece = c.lane & 15;
+        *atom_piece(c.sm.x[block], token, piece) = quantised[i];
+        if(piece == 0)
+          c.sm.cleared.x_scale[block][token] = scale[i];
+      }
+    }
   }
 };
 

@@ -24,13 +24,6 @@
 
 namespace stream {
 
-template <class L>
-MF_DEVICE void report_nan(const Context<L> &c)
-{
-  if(c.cta == 0)
-    hw::or_global((uint32_t *)c.workspace(MF_STREAM_WS_STATUS), MF_STREAM_STATUS_NAN);
-}
-
 // `kWords` successive words at an address that is aligned to as many bytes (at most 16).
 template <int kWords>
 MF_DEVICE void load_words(uint32_t *word, const void *p)
@@ -138,7 +131,6 @@ struct PackedSelection {
         if((raw[i] >> 16) == 0x7FFF)
           raw[i] |= 0xFFFF0000;
       }
-      report_nan(c);
     }
     const uint32_t low = 0xFFFF - c.lane * kCount;
     MF_UNROLL
@@ -149,6 +141,16 @@ struct PackedSelection {
     }
     queue.sort();
     queue.start();
+  }
+
+  // Whether a logit of the lane is NaN.
+  MF_DEVICE bool has_nan() const
+  {
+    bool nan = false;
+    MF_UNROLL
+    for(int i = 0; i < kCount / 2; ++i)
+      nan = nan || (raw[i] & 0xFFFF) == 0xFFFF || (raw[i] >> 16) == 0xFFFF;
+    return nan;
   }
 
   // Makes the picks kFrom .. kTo - 1. False if there were not so many experts that may be selected.
@@ -234,19 +236,14 @@ struct OrderedSelection {
 
   MF_DEVICE void prepare(const Context<L> &c)
   {
-    bool nan = false;
     MF_UNROLL
     for(int i = 0; i < kCount; ++i) {
       const float l = logit(i);
-      score_of[i] = l;
-      if constexpr(kSigmoid)
-        score_of[i] = l == l ? mf_exact_sigmoid(l) : l;
-      order_of[i] = mf_exact_order(Shape::kBias ? mf_exact_add(score_of[i], hw::bits_float(bias[i])) : score_of[i]);
+      score_of[i] = kSigmoid ? mf_exact_sigmoid(l) : l; // (anything for NaN: no branch, so that the evaluations overlap)
+      const float value = Shape::kBias ? mf_exact_add(score_of[i], hw::bits_float(bias[i])) : score_of[i];
+      order_of[i] = l == l ? mf_exact_order(value) : 0u;
       queue.key[i] = (order_of[i] & 0xFFFFFF00u) | (0xFFu - c.lane * kCount - i);
-      nan = nan || order_of[i] == 0;
     }
-    if(nan)
-      report_nan(c);
     queue.sort();
     stays = true;
     if constexpr(Shape::kTopGroups < kGroups) {
@@ -256,6 +253,16 @@ struct OrderedSelection {
         queue.key[i] = stays ? queue.key[i] : 0u;
     }
     queue.start();
+  }
+
+  // Whether a value of the lane is NaN.
+  MF_DEVICE bool has_nan() const
+  {
+    bool nan = false;
+    MF_UNROLL
+    for(int i = 0; i < kCount; ++i)
+      nan = nan || order_of[i] == 0;
+    return nan;
   }
 
   // The two best of a set, as order_of.
@@ -440,6 +447,8 @@ MF_DEVICE void select_experts(const Context<L> &c, Selection<L> &selection, int 
     hw::sync_warp();
     hw::barrier_arrive(L::kBarrierRouted, 32 * (c.p.tokens + 1));
   }
+  if(c.cta == 0 && selection.has_nan())
+    hw::or_global((uint32_t *)c.workspace(MF_STREAM_WS_STATUS), MF_STREAM_STATUS_NAN);
 }
 
 // The producer's part with more than one token: the list of active experts, in the order of their indices.
