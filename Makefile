@@ -33,12 +33,15 @@ RUNTIME_OBJ := $(RUNTIME_SRC:%.c=$(BUILD)/%.o)
 TUNER_OBJ   := $(TUNER_SRC:%.c=$(BUILD)/%.o)
 TESTS       := $(TEST_SRC:tests/%.c=$(BUILD)/tests/%)
 
+# Object files of tests are kept.
+.SECONDARY:
 .PHONY: all tune test check lint clean install bootstrap
 all: $(BUILD)/moeforge $(BUILD)/libmoeforge.so
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(if $(filter tuner/reference.c,$<),$(OPENMP)) -MMD -MP -c $< -o $@
+	@echo "  CC $<"
+	@$(CC) $(CPPFLAGS) $(CFLAGS) $(if $(filter tuner/reference.c,$<),$(OPENMP)) -MMD -MP -c $< -o $@
 $(BUILD)/libmoeforge.a: $(RUNTIME_OBJ)
 	@rm -f $@
 	ar rcs $@ $^

@@ -19,6 +19,7 @@
 #include "stream/params.h"
 
 extern fakecuda_on_launch_fn fakecuda_on_launch;
+extern fakecuda_hang_fn fakecuda_hang;
 
 #define MAX_TENSORS 256
 
@@ -224,10 +225,8 @@ static long env_number(const char *name)
 /* What test scripts ask of kernels with a certain in-flight cap. */
 static void misbehave(const struct mf_stream_params *a)
 {
-  if(env_number("FAKEGPU_HANG") == a->flight) {
-    for(;;)
-      pause();
-  }
+  if(env_number("FAKEGPU_HANG") == a->flight)
+    fakecuda_hang();
   if(env_number("FAKEGPU_CRASH") == a->flight)
     raise(SIGSEGV);
   if(env_number("FAKEGPU_WRONG") == a->flight)

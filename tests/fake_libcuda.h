@@ -52,6 +52,8 @@ struct fakecuda_map {
 typedef void fakecuda_launch_fn(void *context, const struct fakecuda_launch *launch);
 /* Symbol of the fake library: 'fn' is called for every kernel that runs (also from graphs), NULL ends that. It must not call the driver. */
 typedef void fakecuda_on_launch_fn(fakecuda_launch_fn *fn, void *context);
+/* Symbol of the fake library, to be called from a launch function: the kernel that runs never ends. */
+typedef void fakecuda_hang_fn(void);
 /* Symbol of the fake library: allocations, modules, streams, contexts and graphs that are alive. */
 typedef int fakecuda_alive_fn(void);
 

@@ -297,6 +297,12 @@ void fakecuda_on_launch(fakecuda_launch_fn *fn, void *context)
   fake_leave(CUDA_SUCCESS);
 }
 
+fakecuda_hang_fn fakecuda_hang;
+void fakecuda_hang(void)
+{
+  fake.hung = true; /* the caller runs under the lock */
+}
+
 fakecuda_alive_fn fakecuda_alive;
 int fakecuda_alive(void)
 {

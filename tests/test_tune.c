@@ -118,15 +118,15 @@ START_TEST(killed_at_random_moments_it_ends_the_same)
   begin();
   tool_gpu(&tool, "libfakegpu.so", "sms=132");
   srand(1);
-  for(int i = 0; i < 10; i++) { /* within what an unbroken run takes, later and later */
+  for(int i = 0; i < 10; i++) { /* each gets a small part of what an unbroken run takes, so that it is still there to be killed */
     const pid_t pid = tool_start(&tool, TUNE);
-    const double wait = whole * (i + (double)rand() / RAND_MAX) / 10;
+    const double wait = 0.25 + whole * rand() / RAND_MAX / 8;
     long now;
     usleep((useconds_t)(1e6 * wait));
     kill(pid, SIGKILL);
     tool_wait(&tool, pid);
     killed += tool.code == 1000 + SIGKILL;
-    if(access("/", F_OK) == 0 && i > 0) {
+    if(i > 0) {
       now = number("work.db", "SELECT count(*) FROM sample");
       ck_assert_int_ge(now, before); /* nothing measured is lost */
       before = now;

@@ -82,13 +82,19 @@ MF_EXACT_FN float mf_exact_weight(float score, float sum, float scaling)
   return score == 0.0f ? 0.0f : MF_EXACT_MUL(MF_EXACT_MUL(score, MF_EXACT_RECIPROCAL(sum)), scaling);
 }
 
-/* Orders floats as unsigned integers: -inf is 0x007FFFFF, everything that can be selected is at or above it, NaN is 0. -0 equals +0. */
-MF_EXACT_FN uint32_t mf_exact_order(float f)
+/* Orders floats other than NaN and -0 as unsigned integers: -inf is 0x007FFFFF. */
+MF_EXACT_FN uint32_t mf_exact_order_bits(float f)
 {
   union mf_exact_word w;
-  w.f = MF_EXACT_ADD(f, 0.0f); /* -0 becomes +0 */
-  w.u ^= (w.u >> 31) * 0x7FFFFFFFu | 0x80000000u;
-  return f == f ? w.u : 0u;
+  w.f = f;
+  return w.u ^ ((w.u >> 31) * 0x7FFFFFFFu | 0x80000000u);
+}
+
+/* The same for all floats: everything that can be selected is at or above 0x007FFFFF, NaN is 0, -0 equals +0. */
+MF_EXACT_FN uint32_t mf_exact_order(float f)
+{
+  const uint32_t order = mf_exact_order_bits(MF_EXACT_ADD(f, 0.0f)); /* -0 becomes +0 */
+  return f == f ? order : 0u;
 }
 
 #endif

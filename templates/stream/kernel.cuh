@@ -69,23 +69,30 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
     hw::wait_for_predecessors();
   const int consumer = c.warp - L::kConsumerWarp; // 0..7 for consumers
   const bool is_consumer = consumer >= 0 && consumer < 8;
-  const bool routes = consumer >= 0 && consumer < p.tokens;
+  const int log_scorers = Selection<L>::log_warps(c.p.tokens); // warps per token
+  const int token = consumer >> log_scorers, part = consumer & ((1 << log_scorers) - 1);
+  const bool scores = is_consumer && token < c.p.tokens, routes = scores && part == 0;
+  const bool scouting = c.p.tokens == 1 && c.warp == L::kScoutWarp;
   Selection<L> selection;
-  if(routes)
-    selection.load(c, consumer); // first of all: the weights wait for it
-  XFront<L> front(c);
-  front.start();
+  if(scores)
+    selection.load(c, token, part); // ahead of all other loads: the weights wait for it
+  if(scouting)
+    selection.scout(c);
   const uint32_t launch = ((const uint32_t *)c.workspace(MF_STREAM_WS_LAUNCHES))[c.cta];
   clear_tables(c);
   hw::sync_cta();
-  if(routes)
-    select_experts(c, selection, consumer);
+  XFront<L> front(c);
+  front.start();
+  if(scores)
+    selection.score_experts(c, token, part);
+  if(routes || scouting)
+    select_experts(c, selection, scouting ? 0 : token, scouting);
   front.quantise();
   hw::barrier_sync(L::kBarrierListed, L::kThreads);
 
   if(is_consumer) {
     if(routes)
-      publish_ranks(c, selection, consumer);
+      publish_ranks(c, selection, token);
     hw::barrier_sync(L::kBarrierFront, L::kThreads - 32);
     consume(c, consumer);
     return;

@@ -68,6 +68,7 @@ struct Layout {
   static constexpr int kWarps = kHelpers <= 4 ? 13 : 9 + kHelpers;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kFrontWarps = kWarps - 1; // all but the producer: they quantise x
+  static constexpr int kScoutWarp = kWarps > 13 ? kWarps - 1 : -1; // route.cuh, "The scout"; -1: no warp can be spared
   MF_DEVICE static int helper_of(int warp) { return warp < kConsumerWarp ? warp : warp - 9; }
 
   // --- Named barriers (0 is the whole CTA) ---
@@ -77,6 +78,7 @@ struct Layout {
     kBarrierFront = 3,  // all but the producer: x and the routing tables are there
     kBarrierOutput = 4, // consumers: partial sums of y are there
     kBarrierPicked = 5, // one token: router -> producer, the remaining picks
+    kBarrierScored = 6, // ... 9, one per token: warps that score experts -> the token's router
   };
 
   // --- Waits, as the watchdog names them ---
@@ -111,10 +113,19 @@ struct Layout {
     };
   };
 
+  // What the warps that score a token's experts leave to its router. Lies where h will be.
+  struct Scores {
+    float score[kMaxTokens][kExperts];    // sigmoid: without bias; softmax: the logit
+    uint32_t order[kMaxTokens][kExperts]; // mf_exact_order of the value that selects
+  };
+
   struct alignas(1024) Shared {
     uint8_t ring[kRingStages][kStageBytes]; // first: a down tile's unused rows may be read past the last stage
     uint8_t x[kKBlocks][1024];              // quantised x, one atom (8 tokens) per k-block
-    uint8_t h[8][kHBlocks][1024];           // quantised h, one atom per h group and k-block
+    union {
+      uint8_t h[8][kHBlocks][1024];         // quantised h, one atom per h group and k-block
+      Scores scores;                        // dead before kBarrierFront
+    };
     hw::F32x4 reduce[kReduceBuffers][8][32]; // [buffer][consumer warp][lane]; [0] also combines y at the end
     Cleared cleared;
     alignas(16) float up_scale[kScaleSlots][2][kKBlocks];            // [unit % kScaleSlots][gate, up][k-block]
@@ -157,6 +168,7 @@ struct Layout {
   static_assert(kRingStages <= (kScaleSlots - 1) * kUnitStages + 1, "scale_slots: a unit's rows live until its last stage is free");
   static_assert(kScaleSlots == 4 || kScaleSlots == 8 || kScaleSlots == 16, "scale_slots: 4, 8 or 16");
   static_assert(kLookahead >= 1 && kLookahead + kReduceBuffers <= kTicketQueue + 1, "ticket_lookahead: the queue holds 8 turns");
+  static_assert(sizeof(Scores) <= 8 * kHBlocks * 1024, "shared memory: the scores fit into the space of h");
   static_assert(kSharedBytes <= 232448, "shared memory: 227 KB per CTA");
   static_assert(sizeof(Cleared) % 16 == 0 && kSharedBytes % 1024 == 0, "shared memory: alignment");
   static_assert(MF_STREAM_WS_IDS + kMaxSlots * 4 <= MF_STREAM_WS_WEIGHTS && MF_STREAM_WS_WEIGHTS + kMaxSlots * 4 <= MF_STREAM_WS_H,

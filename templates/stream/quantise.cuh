@@ -1,7 +1,7 @@
 // quantise.cuh - bf16 to e4m3 with one scale per token and 128 columns; the front's quantisation of x.
 //
-// Who runs it   XFront: all warps but the producer (routing warps once they have routed, with one token not at all: the
-//               list of experts is urgent, x is not). quantise_chunks: also the h loaders.
+// Who runs it   XFront: all warps but the producer (those that route once they have done so, with one token not at all:
+//               the list of experts is urgent, x is not). quantise_chunks: also the h loaders.
 // Reads         x (global).
 // Writes        sm.x, the B operand of the up projection, and sm.cleared.x_scale.
 // Waits for     sync_cta between clear_tables and the first store to x_scale.
@@ -106,10 +106,11 @@ struct XFront {
   {
     // The warp's index again, but not known to be uniform: the address arithmetic below is faster in vector registers.
     const uint32_t warp = (uint32_t)hw::thread_index() >> 5;
-    const bool spared = c.p.tokens == 1; // the router
-    worker = warp - (warp > L::kProducerWarp) - (spared && warp > L::kConsumerWarp);
-    workers = L::kFrontWarps - spared;
-    steps = spared && warp == L::kConsumerWarp ? 0 : c.p.tokens * kTokenSteps;
+    const bool spare = c.p.tokens == 1; // four consumer warps (they route) and the scout, which is the last warp
+    const bool spared = spare && (warp - L::kConsumerWarp < 4u || warp == (uint32_t)L::kScoutWarp);
+    worker = warp - (warp > L::kProducerWarp) - (spare && warp > L::kConsumerWarp ? 4 : 0);
+    workers = L::kFrontWarps - (spare ? 4 + (L::kScoutWarp >= 0) : 0);
+    steps = spared ? 0 : c.p.tokens * kTokenSteps;
     rotation = c.cta * steps / L::kGridCtas;
   }
 
@@ -136,7 +137,7 @@ struct XFront {
     }
   }
 
-  // The first batch, before sync_cta.
+  // The first batch. Not before sync_cta: the logits should come first.
   MF_DEVICE void start()
   {
     if(steps > 0)

@@ -110,12 +110,23 @@ struct PackedSelection {
   uint32_t raw[kCount / 2]; // logit pairs of the experts lane * kCount ...
   KeyQueue<kCount, L::kTopK> queue;
 
-  MF_DEVICE void load(const Context<L> &c, int token)
+  MF_DEVICE static int log_warps(int) { return 0; }
+
+  MF_DEVICE void load(const Context<L> &c, int token, int)
   {
     load_words<kCount / 2>(raw, (const uint16_t *)c.p.logits + (size_t)token * c.p.logits_pitch + c.lane * kCount);
   }
 
-  MF_DEVICE void prepare(const Context<L> &c)
+  MF_DEVICE void score_experts(const Context<L> &, int, int) {}
+
+  MF_DEVICE void scout(const Context<L> &c) // any logits, without waiting for them
+  {
+    MF_UNROLL
+    for(int i = 0; i < kCount / 2; ++i)
+      raw[i] = c.lane;
+  }
+
+  MF_DEVICE void prepare(const Context<L> &c, int)
   {
     uint32_t largest = 0;
     MF_UNROLL
@@ -174,13 +185,13 @@ struct PackedSelection {
   }
 
   // Softmax score of the lane's pick, and (not renormalised) the lane's part of the sum over all experts.
-  MF_DEVICE float score(const Context<L> &) const
+  MF_DEVICE float score(const Context<L> &, int) const
   {
     const float l = logit(), top = hw::shuffle(l, 0);
     const float e = mf_exact_softmax(l, top);
     return picked() ? e : 0.0f;
   }
-  MF_DEVICE float sum_all(const Context<L> &) const
+  MF_DEVICE float sum_all(const Context<L> &, int) const
   {
     const float top = hw::shuffle(logit(), 0);
     float sum = 0.0f;
@@ -194,13 +205,17 @@ struct PackedSelection {
 };
 
 // --- Selection by full 32-bit values ------------------------------------------------------------------------------------
-// For sigmoid policies (score + bias, groups) and for f32 logits. A key has room for the upper 24 bits of the value only:
-// key = order-preserving bits & ~0xFF | 0xFF - expert. If two successive picks, or the last pick and the best expert left,
-// come within 256 of each other, their order may be wrong: then all picks are made once more by the full values.
+// For sigmoid policies (score + bias, groups) and for f32 logits. Scoring is the longer part of it, so with few tokens
+// several warps share a token's experts (and the shorter code is fetched sooner); the router goes on from shared memory.
+//
+// A key has room for the upper 24 bits of the value only: key = order-preserving bits & ~0xFF | 0xFF - expert. If two
+// successive picks, or the last pick and the best expert left, come within 256 of each other, their order may be wrong:
+// then all picks are made once more by the full values.
 template <class L>
 struct OrderedSelection {
   using Shape = typename L::Shape;
   static constexpr int kCount = L::kExpertsPerLane;
+  static constexpr int kPairs = kCount / 2; // per lane, of successive experts
   static constexpr bool kSigmoid = Shape::kScoring == MF_STREAM_SIGMOID;
   static constexpr int kGroups = Shape::kGroups;
   static constexpr int kGroupLanes = 32 / kGroups;
@@ -210,40 +225,86 @@ struct OrderedSelection {
   static_assert(kGroups == 1 || (kSigmoid && kCount >= 2), "groups: sigmoid policies only");
   static_assert(Shape::kTopGroups >= 1 && Shape::kTopGroups <= kGroups, "top_groups: 1..groups");
 
-  static constexpr int kLogitWords = Shape::kLogitsF32 ? kCount : kCount / 2;
-  uint32_t raw[kLogitWords];
-  uint32_t bias[kCount];
-  float score_of[kCount];     // sigmoid: the unbiased score; softmax: the logit
-  uint32_t order_of[kCount];  // mf_exact_order of the value that selects
+  hw::F32x2 logit[kPairs], bias[kPairs]; // scoring: of the pairs first_pair(..), 32 apart
+  uint32_t order_of[kCount];  // router: of the experts lane * kCount ...
   bool stays;                 // the lane's group does
   KeyQueue<kCount, L::kTopK> queue;
 
-  MF_DEVICE void load(const Context<L> &c, int token)
+  // log2 of the warps that score a token's experts.
+  MF_DEVICE static int log_warps(int tokens)
   {
-    const size_t first = (size_t)token * c.p.logits_pitch + c.lane * kCount;
-    load_words<kLogitWords>(raw, (const char *)c.p.logits + first * (Shape::kLogitsF32 ? 4 : 2));
-    if constexpr(Shape::kBias)
-      load_words<kCount>(bias, c.p.bias + c.lane * kCount);
+    const int most = kPairs >= 4 ? 2 : kPairs >= 2 ? 1 : 0;
+    return smaller(tokens <= 2 ? 2 : tokens <= 4 ? 1 : 0, most);
   }
+  MF_DEVICE static int pairs_of_warp(const Context<L> &c) { return kPairs >> log_warps(c.p.tokens); }
+  MF_DEVICE static int first_pair(const Context<L> &c, int part) { return part * pairs_of_warp(c) * 32 + c.lane; }
 
-  MF_DEVICE float logit(int i) const
+  MF_DEVICE void load(const Context<L> &c, int token, int part)
   {
-    if constexpr(Shape::kLogitsF32)
-      return hw::bits_float(raw[i]);
-    else
-      return i & 1 ? hw::bf16_high(raw[i / 2]) : hw::bf16_low(raw[i / 2]);
-  }
-
-  MF_DEVICE void prepare(const Context<L> &c)
-  {
+    const int first = first_pair(c, part);
+    const size_t row = (size_t)token * c.p.logits_pitch;
     MF_UNROLL
-    for(int i = 0; i < kCount; ++i) {
-      const float l = logit(i);
-      score_of[i] = kSigmoid ? mf_exact_sigmoid(l) : l; // (anything for NaN: no branch, so that the evaluations overlap)
-      const float value = Shape::kBias ? mf_exact_add(score_of[i], hw::bits_float(bias[i])) : score_of[i];
-      order_of[i] = l == l ? mf_exact_order(value) : 0u;
-      queue.key[i] = (order_of[i] & 0xFFFFFF00u) | (0xFFu - c.lane * kCount - i);
+    for(int i = 0; i < kPairs; ++i) {
+      if(i < pairs_of_warp(c)) {
+        if constexpr(Shape::kLogitsF32) {
+          logit[i] = ((const hw::F32x2 *)((const float *)c.p.logits + row))[first + 32 * i];
+        } else {
+          const uint32_t v = ((const uint32_t *)((const uint16_t *)c.p.logits + row))[first + 32 * i];
+          logit[i] = hw::F32x2{hw::bf16_low(v), hw::bf16_high(v)};
+        }
+        if constexpr(Shape::kBias)
+          bias[i] = ((const hw::F32x2 *)c.p.bias)[first + 32 * i];
+      }
     }
+  }
+
+  MF_DEVICE static void score_one(float l, float b, float &score, uint32_t &order)
+  {
+    score = kSigmoid ? mf_exact_sigmoid(l) : l; // (anything for NaN: without a branch, evaluations overlap)
+    const float value = Shape::kBias ? mf_exact_add(score, b) : score;
+    const uint32_t bits = mf_exact_order_bits(kSigmoid ? value : mf_exact_add(value, 0.0f)); // (a sigmoid's is never -0)
+    order = l == l && value == value ? bits : 0u;
+  }
+
+  // Part `part` of the token's experts. Part 0 is the router's and waits for the others.
+  MF_DEVICE void score_experts(const Context<L> &c, int token, int part)
+  {
+    auto &scores = c.sm.scores;
+    const int count = pairs_of_warp(c), barrier_threads = 32 << log_warps(c.p.tokens);
+    int pair = first_pair(c, part);
+    MF_LOOP
+    for(int i = 0; i < count; ++i, pair += 32) {
+      hw::F32x2 score;
+      hw::U32x2 order;
+      score_one(logit[0].x, bias[0].x, score.x, order.x);
+      score_one(logit[0].y, bias[0].y, score.y, order.y);
+      ((hw::F32x2 *)scores.score[token])[pair] = score;
+      ((hw::U32x2 *)scores.order[token])[pair] = order;
+      MF_UNROLL
+      for(int j = 0; j + 1 < kPairs; ++j)
+        logit[j] = logit[j + 1], bias[j] = bias[j + 1];
+    }
+    if(barrier_threads == 32)
+      hw::sync_warp();
+    else if(part == 0)
+      hw::barrier_sync(L::kBarrierScored + token, barrier_threads);
+    else
+      hw::barrier_arrive(L::kBarrierScored + token, barrier_threads);
+  }
+
+  MF_DEVICE void scout(const Context<L> &) {} // whatever is in shared memory will do
+
+  MF_DEVICE void read_orders(const Context<L> &c, int token, uint32_t (&order)[kCount]) const
+  {
+    load_words<kCount>(order, &c.sm.scores.order[token][c.lane * kCount]);
+  }
+
+  MF_DEVICE void prepare(const Context<L> &c, int token)
+  {
+    read_orders(c, token, order_of);
+    MF_UNROLL
+    for(int i = 0; i < kCount; ++i)
+      queue.key[i] = (order_of[i] & 0xFFFFFF00u) | (0xFFu - c.lane * kCount - i);
     queue.sort();
     stays = true;
     if constexpr(Shape::kTopGroups < kGroups) {
@@ -360,35 +421,24 @@ struct OrderedSelection {
 
   // Of the lane's own pick.
   MF_DEVICE bool picked() const { return queue.mine >= kLowestKey; }
-  MF_DEVICE uint32_t expert() const { return 0xFF - (queue.mine & 0xFF); }
-  MF_DEVICE float score_of_pick() const
-  {
-    const uint32_t e = expert();
-    float v = 0.0f;
-    MF_UNROLL
-    for(int i = 0; i < kCount; ++i) {
-      const float s = hw::shuffle(score_of[i], e / kCount & 31);
-      v = (int)(e % kCount) == i ? s : v;
-    }
-    return v;
-  }
+  MF_DEVICE uint32_t expert() const { return (0xFF - (queue.mine & 0xFF)) & (L::kExperts - 1); } // (in range for no pick, too)
 
-  MF_DEVICE float score(const Context<L> &) const
+  MF_DEVICE float score(const Context<L> &c, int token) const
   {
-    const float v = score_of_pick();
+    const float v = c.sm.scores.score[token][expert()];
     if constexpr(kSigmoid)
       return picked() ? v : 0.0f;
-    const float top = hw::shuffle(v, 0);
-    const float e = mf_exact_softmax(v, top);
+    const float e = mf_exact_softmax(v, hw::shuffle(v, 0));
     return picked() ? e : 0.0f;
   }
-  MF_DEVICE float sum_all(const Context<L> &) const // softmax only
+  MF_DEVICE float sum_all(const Context<L> &c, int token) const // softmax only
   {
-    const float top = hw::shuffle(score_of_pick(), 0);
+    const float top = hw::shuffle(c.sm.scores.score[token][expert()], 0);
+    const float *logits = &c.sm.scores.score[token][c.lane * kCount];
     float sum = 0.0f;
     MF_UNROLL
     for(int i = 0; i < kCount; ++i)
-      sum = mf_exact_add(sum, score_of[i] == score_of[i] ? mf_exact_softmax(score_of[i], top) : 0.0f);
+      sum = mf_exact_add(sum, logits[i] == logits[i] ? mf_exact_softmax(logits[i], top) : 0.0f);
     return sum;
   }
 };
@@ -416,16 +466,20 @@ MF_DEVICE int append_picks(const Context<L> &c, const Selection<L> &selection, b
 
 // Picks the token's experts and tells the producer.
 // One token: the producer is woken as soon as those are known that the first units need.
+//
+// The scout. All of this runs once per launch, and with one token it is the instruction cache that it waits for. So another
+// warp, which has no work yet, runs through the same code with any values (`scouting`) while the router waits for its
+// logits. It changes nothing and tells nobody.
 template <class L>
-MF_DEVICE void select_experts(const Context<L> &c, Selection<L> &selection, int token)
+MF_DEVICE void select_experts(const Context<L> &c, Selection<L> &selection, int token, bool scouting)
 {
   constexpr int kTopK = L::kTopK;
   constexpr int kNeeded = (L::kGridCtas - 1) / L::kUnits + 1; // slots that the grid's first units belong to
   constexpr int kFirst = kNeeded < kTopK ? kNeeded : kTopK;
   auto &sm = c.sm;
-  selection.prepare(c);
+  selection.prepare(c, token);
   bool all = selection.template pick<0, kFirst>(c);
-  if(c.p.tokens == 1) {
+  if(!scouting && c.p.tokens == 1) {
     const int count = append_picks<L, 0, kFirst>(c, selection, all);
     if(c.lane == 0)
       sm.active_first = count;
@@ -434,6 +488,8 @@ MF_DEVICE void select_experts(const Context<L> &c, Selection<L> &selection, int 
   }
   if constexpr(kFirst < kTopK)
     all = selection.template pick<kFirst, kTopK>(c);
+  if(scouting)
+    return;
   if(c.p.tokens == 1) {
     const int count = append_picks<L, kFirst, kTopK>(c, selection, all);
     if(c.lane == 0)
@@ -498,13 +554,13 @@ MF_DEVICE void publish_ranks(const Context<L> &c, const Selection<L> &selection,
     rank = picked ? before : rank;
   }
 
-  const float own_score = selection.score(c); // exchanges between lanes: all of them take part
+  const float own_score = selection.score(c, token); // exchanges between lanes: all of them take part
   const float score = c.lane < L::kTopK ? own_score : 0.0f;
   float weight;
   if constexpr(Shape::kRenormalise || Shape::kScoring == MF_STREAM_SOFTMAX) {
     float sum = score;
     if constexpr(!Shape::kRenormalise)
-      sum = selection.sum_all(c);
+      sum = selection.sum_all(c, token);
     MF_UNROLL
     for(int o = 1; o < (Shape::kRenormalise ? 8 : 32); o <<= 1)
       sum = mf_exact_add(sum, hw::shuffle_xor(sum, o));
