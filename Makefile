@@ -2,7 +2,8 @@
 #   make                 the tool: build/moeforge, and the runtime library: build/libmoeforge.{a,so}
 #   make tune            tunes SPEC (a small one without a GPU) and shows the winners
 #   make test            builds, analyses and tests everything that needs no GPU
-#   make check           the unit tests only        SANITIZE=1: with ASan and UBSan, in build-asan/
+#   make check           the test suites only        SANITIZE=1: with ASan and UBSan, in build-asan/
+#   make lint            cppcheck and clang-tidy; files that have not changed since are not looked at again
 #   STATIC=1             links libyaml, SQLite and jansson statically, so that build/moeforge runs elsewhere
 
 BUILD    ?= $(if $(SANITIZE),build-asan,build)
@@ -10,6 +11,10 @@ CC       ?= cc
 -include .local/toolkit.mk
 CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda) $(patsubst %/bin/nvcc,%,$(shell command -v nvcc 2>/dev/null)))
 CUDA_INCLUDE ?= $(CUDA_HOME)/include
+export CUDA_INCLUDE
+# The jobs at a time of tune, test, check and lint, unless make was told with -j.
+JOBS     ?= $(shell nproc)
+PARALLEL  = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS)) --no-print-directory
 
 WARN     := -Wall -Wextra -Werror -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Wvla
 OPT      := $(if $(SANITIZE),-O1 -g -fsanitize=address,-O2 -g)$(if $(SANITIZE), -fsanitize=undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
@@ -35,7 +40,7 @@ TESTS       := $(TEST_SRC:tests/%.c=$(BUILD)/tests/%)
 
 # Object files of tests are kept.
 .SECONDARY:
-.PHONY: all tune test check lint clean install bootstrap
+.PHONY: all tune test everything check check-sanitized lint clean install bootstrap
 all: $(BUILD)/moeforge $(BUILD)/libmoeforge.so
 
 $(BUILD)/%.o: %.c
@@ -44,54 +49,83 @@ $(BUILD)/%.o: %.c
 	@$(CC) $(CPPFLAGS) $(CFLAGS) $(if $(filter tuner/reference.c,$<),$(OPENMP)) -MMD -MP -c $< -o $@
 $(BUILD)/libmoeforge.a: $(RUNTIME_OBJ)
 	@rm -f $@
-	ar rcs $@ $^
+	@echo "  AR $@"
+	@ar rcs $@ $^
 $(BUILD)/libmoeforge.so: $(RUNTIME_OBJ)
-	$(CC) $(LDFLAGS) -shared -Wl,-soname,libmoeforge.so.1 -o $@ $^ -ldl -lpthread
+	@echo "  LD $@"
+	@$(CC) $(LDFLAGS) -shared -Wl,-soname,libmoeforge.so.1 -o $@ $^ -ldl -lpthread
 $(BUILD)/libtuner.a: $(TUNER_OBJ)
 	@rm -f $@
-	ar rcs $@ $^
+	@echo "  AR $@"
+	@ar rcs $@ $^
 $(BUILD)/moeforge: $(BUILD)/tuner/main.o $(BUILD)/libtuner.a $(BUILD)/libmoeforge.a
-	$(CC) $(LDFLAGS) -o $@ $^ $(OPENMP_LINK) $(LIBS)
+	@echo "  LD $@"
+	@$(CC) $(LDFLAGS) -o $@ $^ $(OPENMP_LINK) $(LIBS)
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(BUILD)/libtuner.a $(BUILD)/libmoeforge.a
-	$(CC) $(LDFLAGS) -o $@ $^ $(OPENMP_LINK) $(LIBS) -lcheck -lsubunit -lrt -lm
+	@echo "  LD $@"
+	@$(CC) $(LDFLAGS) -o $@ $^ $(OPENMP_LINK) $(LIBS) -lcheck -lsubunit -lrt -lm
 # Scripted stand-in for the CUDA driver.
 $(BUILD)/tests/libfakecuda.so: tests/fake_libcuda.c $(wildcard tests/fake_libcuda*.h) runtime/cuda_api.h
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) -std=c11 -g -fPIC -shared $(WARN) -o $@ $<
+	@echo "  CC $@"
+	@$(CC) $(CPPFLAGS) -std=c11 -g -fPIC -shared $(WARN) -o $@ $<
 # The same with kernels that work, so that the whole tool can be run on it.
 $(BUILD)/tests/libfakegpu.so: tests/fake_gpu.c tests/fake_libcuda.c $(wildcard tests/fake_libcuda*.h) $(BUILD)/libtuner.a $(BUILD)/libmoeforge.a
-	$(CC) $(CPPFLAGS) -std=c11 -O2 -g -fPIC -shared $(WARN) $(OPENMP) -o $@ tests/fake_gpu.c tests/fake_libcuda.c $(BUILD)/libtuner.a $(BUILD)/libmoeforge.a -lm -lpthread
+	@mkdir -p $(@D)
+	@echo "  CC $@"
+	@$(CC) $(CPPFLAGS) -std=c11 -O2 -g -fPIC -shared $(WARN) $(OPENMP) -o $@ tests/fake_gpu.c tests/fake_libcuda.c $(BUILD)/libtuner.a $(BUILD)/libmoeforge.a -lm -lpthread
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
 bootstrap:
-	scripts/bootstrap.sh build
+	@scripts/bootstrap.sh build
 
 # The main job. SPEC: what to tune; without it Qwen3.5-35B where there is a GPU, a small shape where there is none.
 SPEC ?= $(if $(wildcard /dev/nvidia0),specs/models/qwen3.5-35b-a3b.yaml,specs/models/tiny.yaml)
 tune:
-	scripts/bootstrap.sh build
-	$(MAKE) $(BUILD)/moeforge
+	@scripts/bootstrap.sh build
+	@$(MAKE) $(PARALLEL) --silent $(BUILD)/moeforge
 	$(BUILD)/moeforge tune $(SPEC)
 
+# Both builds, both runs of the suites and the analysis share the cores: what waits leaves its core to another.
 test:
-	scripts/bootstrap.sh test
-	$(MAKE) all
-	$(MAKE) check
-	$(MAKE) check SANITIZE=1
-	$(MAKE) lint
+	@scripts/bootstrap.sh test
+	@$(MAKE) $(PARALLEL) --keep-going everything
+	@echo "all tests passed"
+everything: all check check-sanitized lint
+check-sanitized:
+	@$(MAKE) SANITIZE=1 BUILD=$(BUILD)-asan check
 
-# The unit tests, one program after the other; the ones that run the whole tool come with it.
+# A suite prints its result, all that it said if it failed, and its seconds. The longest one starts first.
+SUITES := $(TESTS:$(BUILD)/tests/%=run-%)
+RUN := $(filter run-test_tune,$(SUITES)) $(filter-out run-test_tune,$(SUITES))
 check: $(BUILD)/moeforge $(BUILD)/libmoeforge.so $(BUILD)/tests/libfakecuda.so $(BUILD)/tests/libfakegpu.so $(TESTS)
-	@failed=; for t in $(TESTS); do echo "== $$t"; $(CHECK_ENV) $$t || failed="$$failed $$t"; done; \
-	  if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi; echo "all $(words $(TESTS)) suites passed"
-CHECK_ENV := $(if $(SANITIZE),CK_TIMEOUT_MULTIPLIER=4 ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1)
+	@$(MAKE) $(PARALLEL) --keep-going $(RUN)
+	@echo "$(BUILD): all $(words $(TESTS)) suites passed"
+.PHONY: $(RUN)
+$(RUN): run-%:
+	@start=$$(date +%s); log=$(BUILD)/tests/$*.log; shown='tail -n 1'; verdict=; code=0; \
+	  $(CHECK_ENV) $(BUILD)/tests/$* >$$log 2>&1 || { code=$$?; shown=cat; verdict=", FAILED with exit code $$code"; }; \
+	  printf '== %s, %d s%s\n%s\n' $(BUILD)/tests/$* $$(($$(date +%s) - start)) "$$verdict" "$$($$shown $$log)"; exit $$code
+# Limits of single tests: generous, since a machine may be busy with other things.
+CHECK_ENV := CK_DEFAULT_TIMEOUT=60 CK_TIMEOUT_MULTIPLIER=$(if $(SANITIZE),4 ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1,2)
 
+# One file per run of clang-tidy: with several it takes a va_list of the second for uninitialised.
 LINT_SRC := $(filter-out tuner/main.c,$(TUNER_SRC)) tuner/main.c $(RUNTIME_SRC)
+LINT_HDR := $(wildcard include/*.h runtime/*.h tuner/*.h templates/*.h templates/*/*.h)
 lint:
-	cppcheck --quiet --std=c11 --enable=warning,performance,portability --inline-suppr --suppress=missingIncludeSystem --error-exitcode=1 -Iinclude -Iruntime -Ituner -Itemplates tuner runtime
-	@echo $(LINT_SRC) | tr ' ' '\n' | xargs -P 2 -n 4 sh -c 'clang-tidy --quiet "$$@" -- $(CPPFLAGS) -std=c11 2>/dev/null || { echo "clang-tidy: $$@" >&2; exit 255; }' lint
+	@$(MAKE) $(PARALLEL) --keep-going $(BUILD)/lint/cppcheck.ok $(LINT_SRC:%.c=$(BUILD)/lint/%.ok)
 	@echo "lint: $(words $(LINT_SRC)) files clean"
+$(BUILD)/lint/cppcheck.ok: $(LINT_SRC) $(LINT_HDR) Makefile
+	@mkdir -p $(@D)
+	@echo "  cppcheck"
+	@cppcheck --quiet --std=c11 --enable=warning,performance,portability --inline-suppr --suppress=missingIncludeSystem --error-exitcode=1 -Iinclude -Iruntime -Ituner -Itemplates tuner runtime
+	@touch $@
+$(BUILD)/lint/%.ok: %.c $(LINT_HDR) .clang-tidy
+	@mkdir -p $(@D)
+	@echo "  clang-tidy $<"
+	@clang-tidy --quiet $< -- $(CPPFLAGS) -std=c11 2>$@.err || { cat $@.err >&2; exit 1; }
+	@rm $@.err; touch $@
 
 PREFIX ?= /usr/local
 install: all

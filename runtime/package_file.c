@@ -275,7 +275,7 @@ static enum mf_status read_open_file(const struct reader *rd, int fd, unsigned c
 enum mf_status package_read(const char *path, struct mf_package **out, char *why, size_t why_bytes)
 {
   const struct reader rd = {.why = why, .why_bytes = why_bytes};
-  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe is refused, not waited for */
   unsigned char *bytes = NULL;
   size_t size = 0;
   enum mf_status rc;

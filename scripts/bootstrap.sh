@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs what building and testing moeforge needs on Debian 12 / Ubuntu 24.04, and finds or fetches the CUDA compiler library.
 #
-#   scripts/bootstrap.sh build    compiler, libyaml, SQLite, jansson, pkg-config
-#   scripts/bootstrap.sh test     the same, and Check, clang-tidy, cppcheck, valgrind
+#   scripts/bootstrap.sh build    compiler, libyaml, SQLite, jansson
+#   scripts/bootstrap.sh test     the same, and Check, a C++ compiler for the header, clang-tidy, cppcheck
 #
 # As root, or with sudo that asks for no password, missing packages are installed; otherwise the one command to run is printed and the script
 # fails. The toolkit is searched in CUDA_HOME, beside nvcc on PATH, in /usr/local/cuda*, and in .local/; if there is none, NVRTC and the driver
@@ -12,8 +12,8 @@ cd "$(dirname "$0")/.."
 
 level=${1:-build}
 # command or file that proves the package : package
-build_needs='cc:gcc make:make pkg-config:pkg-config /usr/include/yaml.h:libyaml-dev /usr/include/sqlite3.h:libsqlite3-dev /usr/include/jansson.h:libjansson-dev'
-test_needs='/usr/include/check.h:check clang-tidy:clang-tidy cppcheck:cppcheck valgrind:valgrind sqlite3:sqlite3'
+build_needs='cc:gcc make:make /usr/include/yaml.h:libyaml-dev /usr/include/sqlite3.h:libsqlite3-dev /usr/include/jansson.h:libjansson-dev'
+test_needs='/usr/include/check.h:check c++:g++ clang-tidy:clang-tidy cppcheck:cppcheck'
 # NVRTC 13.0: what the shipped schedules were made with
 nvrtc_wheels='nvidia-cuda-nvrtc==13.0.88 nvidia-cuda-runtime==13.0.96'
 
@@ -24,28 +24,44 @@ have() {
   esac
 }
 
+# Runs a command, says nothing but what it printed if it fails.
+quietly() {
+  "$@" >.local/bootstrap.log 2>&1 || {
+    cat .local/bootstrap.log >&2
+    echo "bootstrap: this failed: $*" >&2
+    exit 1
+  }
+  rm .local/bootstrap.log
+}
+
 install_packages() {
+  command -v apt-get >/dev/null 2>&1 || {
+    echo "bootstrap: missing, and no apt-get here to install them; these are the names of the packages in Debian and Ubuntu: $*" >&2
+    exit 1
+  }
   if [ "$(id -u)" = 0 ]; then
     sudo=
   elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
     sudo='sudo -n'
   else
-    echo "bootstrap: missing packages and no root rights here; run this once, then try again:" >&2
-    echo "  sudo apt-get install -y $*" >&2
+    as_root='sudo sh -c'
+    command -v sudo >/dev/null 2>&1 || as_root='su -c'
+    echo "bootstrap: packages are missing and there are no root rights here; run this once, then try again:" >&2
+    echo "  $as_root 'apt-get update && apt-get install -y --no-install-recommends $*'" >&2
     exit 1
   fi
   echo "bootstrap: installing $*" >&2
-  $sudo env DEBIAN_FRONTEND=noninteractive apt-get update -qq >&2
-  $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
+  # shellcheck disable=SC2086
+  quietly $sudo env DEBIAN_FRONTEND=noninteractive apt-get update
+  # shellcheck disable=SC2086
+  quietly $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"
 }
 
-need() {
-  missing=
+# Adds to 'missing' the packages of the pairs that are not there.
+look_for() {
   for pair in $1; do
     have "${pair%:*}" || missing="$missing ${pair#*:}"
   done
-  # shellcheck disable=SC2086
-  [ -z "$missing" ] || install_packages $missing
 }
 
 # Prints "<include folder> <libnvrtc path>" of the first complete toolkit.
@@ -71,22 +87,25 @@ find_toolkit() {
 
 fetch_toolkit() {
   echo "bootstrap: no CUDA toolkit found; fetching NVRTC and headers from PyPI into .local/cuda" >&2
-  need 'python3:python3'
-  python3 -m pip --version >/dev/null 2>&1 || install_packages python3-pip
   rm -rf .local/cuda .local/wheels
   mkdir -p .local/cuda .local/wheels
   # shellcheck disable=SC2086
-  python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: -d .local/wheels $nvrtc_wheels >&2
+  quietly python3 -m pip download --disable-pip-version-check --no-deps --only-binary=:all: -d .local/wheels $nvrtc_wheels
   for wheel in .local/wheels/*.whl; do
     python3 -m zipfile -e "$wheel" .local/cuda
   done
   rm -rf .local/wheels
 }
 
-need "$build_needs"
-[ "$level" != test ] || need "$test_needs"
-
+mkdir -p .local
 toolkit=$(find_toolkit || true)
+missing=
+look_for "$build_needs"
+[ "$level" != test ] || look_for "$test_needs"
+[ -n "$toolkit" ] || python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
+# shellcheck disable=SC2086
+[ -z "$missing" ] || install_packages $missing
+
 if [ -z "$toolkit" ]; then
   fetch_toolkit
   toolkit=$(find_toolkit) || {
@@ -94,7 +113,6 @@ if [ -z "$toolkit" ]; then
     exit 1
   }
 fi
-mkdir -p .local
 {
   echo "# Written by scripts/bootstrap.sh."
   echo "CUDA_INCLUDE := ${toolkit%% *}"

@@ -200,7 +200,7 @@ static inline void hook_misbehave(const struct hook_block *b)
   switch((enum hook_mode)b->mode) {
     case HOOK_RIGHT: break;
     case HOOK_WRONG: y[3] = bf16_from_float(bf16_to_float(y[3]) + 1000.0f); break;
-    case HOOK_CRASH: kill(getpid(), SIGKILL); break;
+    case HOOK_CRASH: raise(SIGUSR2); break; /* no core file, and no business of a sanitiser; SIGKILL would count as sent from outside */
     case HOOK_HANG: /* weights with bits of its own, so that it is really judged: time enough for the thread to get the driver's lock */
       memcpy(&bits, ws->weights, sizeof(bits));
       bits ^= 1 + ((uint32_t)getpid() & 3);

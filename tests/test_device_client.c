@@ -127,7 +127,7 @@ START_TEST(client_survives_a_crash)
   plan = plan_of(&p, cases);
   ck_assert(device_client_alive(client));
   ck_assert_int_eq(device_client_check(client, crash, &plan, &result, &err), MF_ERR_WORKER);
-  ck_assert_msg(strstr(err.text, "signal 9") != NULL, "%s", err.text);
+  ck_assert_msg(strstr(err.text, "signal 12") != NULL, "%s", err.text);
   ck_assert(!device_client_alive(client));
   ck_assert_int_eq(device_client_check(client, crash, &plan, &result, &err), MF_ERR_WORKER);
   device_client_stop(client);
@@ -193,7 +193,7 @@ START_TEST(many_faults_cost_one_candidate_each)
     ck_assert_int_eq(v->fault[0] != '\0', expected == MF_ERR_WORKER || expected == MF_ERR_TIMEOUT);
     ck_assert(expected == MF_OK ? v->result.passed : v->runs == 2);
   }
-  ck_assert_ptr_nonnull(strstr(t.verdict[1].fault, "signal 9"));
+  ck_assert_ptr_nonnull(strstr(t.verdict[1].fault, "signal 12"));
   ck_assert_ptr_nonnull(strstr(t.verdict[4].fault, "no progress within"));
 }
 END_TEST

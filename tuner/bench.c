@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "compile.h"
+#include "report.h"
 #include "timing.h"
 #include "tune.h"
 
@@ -69,10 +70,10 @@ struct bench_result {
 static enum mf_status time_profile(struct device_client *client, const int *handles, int count, int tokens, enum routing_kind routing,
                                    struct bench_result *results, struct error *err)
 {
-  double us[BENCH_MAX_KERNELS][BENCH_ROUNDS], floors[BENCH_ROUNDS], active = 0, low, high, floor_us;
+  double us[BENCH_MAX_KERNELS][BENCH_ROUNDS], floors[BENCH_ROUNDS] = {0}, active = 0, low, high, floor_us;
   enum mf_status rc = device_client_open_profile(client, handles, count, tokens, routing, BENCH_SEED + (uint32_t)tokens, BENCH_LAUNCHES, err);
   for(int round = 0; round < BENCH_ROUNDS && rc == MF_OK; round++) {
-    double one[BENCH_MAX_KERNELS];
+    double one[BENCH_MAX_KERNELS] = {0};
     rc = interrupt_requested() ? error_set(err, MF_ERR_INTERRUPTED, "interrupted") : device_client_round(client, NULL, round, one, &floors[round], &active, err);
     for(int k = 0; k < count && rc == MF_OK; k++)
       us[k][round] = one[k];
@@ -152,15 +153,20 @@ static enum mf_status bench_winners(struct tuner *t, struct device_client *clien
 {
   struct bench_kernel kernels[BENCH_MAX_KERNELS];
   int nkernels = 0, index[BENCH_MAX_KERNELS] = {0}, count = 1;
+  bool any = false;
   enum mf_status rc = load_named(t, client, shape->shape_id, kernels, &nkernels, index, &count, err);
   for(int w = 0; w < shape->nwinners && rc == MF_OK; w++) {
     const struct winner *win = &shape->winners[w];
     rc = load_stored(t, client, win->candidate_id, kernels, &nkernels, &index[0], err);
-    for(int tokens = win->tokens_min; tokens <= win->tokens_max && rc == MF_OK; tokens++) {
-      if(wanted[tokens])
-        rc = bench_tokens(t, client, spec, tokens, kernels, index, count, rows, err);
+    for(int tokens = win->tokens_min; tokens <= win->tokens_max && tokens <= MAX_TOKENS && rc == MF_OK; tokens++) {
+      if(!wanted[tokens])
+        continue;
+      rc = bench_tokens(t, client, spec, tokens, kernels, index, count, rows, err);
+      any = true;
     }
   }
+  if(rc == MF_OK && !any)
+    rc = error_set(err, MF_ERR_NOT_FOUND, "%s: no winner serves --tokens %s (see `moeforge show %s`)", shape->name, t->opt->tokens, shape->name);
   return rc;
 }
 
@@ -209,21 +215,22 @@ enum mf_status bench_command(const struct options *opt, const char *const *shape
   if(rc == MF_OK && !t.target.gpu)
     rc = error_set(err, MF_ERR_NO_DEVICE, "bench needs a GPU: %s", t.target.note);
   if(rc == MF_OK)
-    rc = store_open(opt->store_path, false, &t.store, err);
+    rc = report_open_store(opt, &t.store, err);
   if(rc == MF_OK)
-    rc = store_put_device(t.store, &t.target.dev, &t.device_id, err);
+    rc = store_find_device(t.store, &t.target.dev, &t.device_id, err);
   if(rc == MF_OK)
     rc = device_tools_build(opt->program, opt->template_dir, compile_arch(t.target.dev.cc_major, t.target.dev.cc_minor), &t.tools, err);
   if(rc == MF_OK && rows == NULL)
     printf("| shape | routing | tokens | experts | us | 95 %% of median | floor kernel | floor | x floor | schedule |\n|---|---|---|---|---|---|---|---|---|---|\n");
   for(int i = 0; i < count && rc == MF_OK; i++)
     rc = bench_shape(&t, shape_names[i], rows, err);
-  if(rows != NULL) {
-    json_t *root = json_pack("{s:s, s:i, s:o}", "device", t.target.dev.name, "driver", t.target.dev.driver_version, "rows", rows);
+  if(rc == MF_OK && rows != NULL) {
+    json_t *root = json_pack("{s:s, s:i, s:O}", "device", t.target.dev.name, "driver", t.target.dev.driver_version, "rows", rows);
     json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
     putchar('\n');
     json_decref(root);
   }
+  json_decref(rows);
   device_tool_set_free(&t.tools);
   if(t.store != NULL)
     store_close(t.store);

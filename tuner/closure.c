@@ -9,10 +9,13 @@
 #include "compile_internal.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/limits.h> /* PATH_MAX; limits.h is ours */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define FILE_MAX_BYTES (4u << 20)
 #define NAME_MAX_BYTES 256
@@ -186,14 +189,21 @@ static enum mf_status read_template(const char *template_dir, const char *name, 
   char path[PATH_MAX];
   enum mf_status rc = MF_OK;
   size_t length;
+  struct stat info;
   FILE *file;
+  int fd;
   *text = NULL;
   if(snprintf(path, sizeof(path), "%s/%s", template_dir, name) >= (int)sizeof(path))
     return error_set(err, MF_ERR_IO, "%s/%s: path too long", template_dir, name);
-  file = fopen(path, "rbe");
-  if(file == NULL)
+  fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if(fd < 0)
     return errno == ENOENT || errno == ENOTDIR ? MF_OK : error_errno(err, MF_ERR_IO, errno, "%s: cannot be opened", path);
-  *text = malloc(FILE_MAX_BYTES);
+  if(fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+    close(fd);
+    return error_set(err, MF_ERR_IO, "%s: cannot be read: expected a regular file", path);
+  }
+  file = fdopen(fd, "rb");
+  *text = file != NULL ? malloc(FILE_MAX_BYTES) : NULL;
   if(*text == NULL) {
     rc = error_set(err, MF_ERR_NOMEM, "%s: out of memory", path);
     goto out;
@@ -212,7 +222,10 @@ static enum mf_status read_template(const char *template_dir, const char *name, 
     *text = fitted != NULL ? fitted : *text;
   }
 out:
-  fclose(file);
+  if(file != NULL)
+    fclose(file);
+  else
+    close(fd);
   if(rc != MF_OK) {
     free(*text);
     *text = NULL;
@@ -241,14 +254,16 @@ static enum mf_status add_include(const char *template_dir, const char *includer
   const char *const who = includer[0] != '\0' ? includer : "the emitted source";
   char name[NAME_MAX_BYTES];
   char *text = NULL;
+  bool looked = false;
   *index = -1;
   for(int pass = 0; pass < 2; pass++) { /* the includer's folder, then the root */
     enum mf_status rc;
     if(!join_name(pass == 0 ? includer : "", written, length, name)) {
-      if(pass == 1)
+      if(pass == 1 && !looked)
         return error_set(err, MF_ERR_IO, "%s includes \"%.*s\", which is not below %s", who, (int)length, written, template_dir);
       continue;
     }
+    looked = true;
     if(find_name(closure, name) >= 0)
       return MF_OK;
     rc = read_template(template_dir, name, &text, err);

@@ -268,5 +268,5 @@ enum mf_status compile_pool_toolkit(const char *program, int *version, char *pat
   frame_free(&request);
   frame_free(&answer);
   worker_stop(&worker);
-  return rc;
+  return rc == MF_ERR_WORKER || rc == MF_ERR_TIMEOUT ? error_prefix(err, "asking NVRTC for its version (MOEFORGE_NVRTC names another library)") : rc;
 }

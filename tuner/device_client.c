@@ -18,6 +18,7 @@
 #define START_TIMEOUT_MS 120000   /* the driver's start, a context, the weights of all layers */
 #define COMPILE_TOOL_TIMEOUT_MS 120000
 #define ROUND_LIMIT_MS 120000
+#define ASKING_DRIVER "asking the CUDA driver for its GPUs (--device none goes on without)"
 
 /* ---- requests ---- */
 struct frame request_new(const char *op)
@@ -121,7 +122,7 @@ static enum mf_status bad_reply(struct device_client *client, const char *what, 
 }
 
 /* ---- without a device ---- */
-static enum mf_status ask_once(const char *program, struct frame *req, int timeout_ms, struct frame *reply, struct error *err)
+static enum mf_status ask_once(const char *program, const char *doing, struct frame *req, int timeout_ms, struct frame *reply, struct error *err)
 {
   struct device_client client;
   enum mf_status rc;
@@ -134,7 +135,7 @@ static enum mf_status ask_once(const char *program, struct frame *req, int timeo
   }
   rc = transact(&client, req, timeout_ms, reply, NULL, NULL, err);
   worker_stop(&client.worker);
-  return rc;
+  return rc == MF_ERR_WORKER || rc == MF_ERR_TIMEOUT ? error_prefix(err, "%s", doing) : rc;
 }
 
 static enum mf_status build_tool(const char *program, const char *template_dir, const char *arch, const char *name, const void **cubin, size_t *bytes,
@@ -145,7 +146,7 @@ static enum mf_status build_tool(const char *program, const char *template_dir, 
   json_object_set_new(req.head, "name", json_string(name));
   json_object_set_new(req.head, "template_dir", json_string(template_dir));
   json_object_set_new(req.head, "arch", json_string(arch));
-  rc = ask_once(program, &req, COMPILE_TOOL_TIMEOUT_MS, &reply, err);
+  rc = ask_once(program, "compiling the tuner's own kernels", &req, COMPILE_TOOL_TIMEOUT_MS, &reply, err);
   if(rc == MF_OK && reply.blob_bytes[0] == 0)
     rc = error_set(err, MF_ERR_INTERNAL, "tools/%s.cu: the worker sent no cubin", name);
   if(rc == MF_OK) {
@@ -181,7 +182,7 @@ void device_tool_set_free(struct device_tool_set *set)
 enum mf_status device_client_probe(const char *program, struct device_info out[DEVICES_MAX], int *count, struct error *err)
 {
   struct frame req = request_new("probe"), reply;
-  enum mf_status rc = ask_once(program, &req, START_TIMEOUT_MS, &reply, err);
+  enum mf_status rc = ask_once(program, ASKING_DRIVER, &req, START_TIMEOUT_MS, &reply, err);
   const json_t *devices = json_object_get(reply.head, "devices");
   *count = 0;
   for(size_t i = 0; rc == MF_OK && i < json_array_size(devices) && i < DEVICES_MAX; i++) {
@@ -195,7 +196,7 @@ enum mf_status device_client_probe(const char *program, struct device_info out[D
 enum mf_status device_client_examine(const char *program, json_t **out, struct error *err)
 {
   struct frame req = request_new("doctor"), reply;
-  const enum mf_status rc = ask_once(program, &req, START_TIMEOUT_MS, &reply, err);
+  const enum mf_status rc = ask_once(program, ASKING_DRIVER, &req, START_TIMEOUT_MS, &reply, err);
   *out = NULL;
   if(rc == MF_OK)
     *out = json_incref(reply.head);

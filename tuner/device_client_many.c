@@ -9,6 +9,9 @@
  * again, for a child that runs nothing else: what ran before it in the same child may have been the cause. If its first run was already the first one
  * of its child, and the second passes, then it is the candidate that is not reproducible, and that is a failure.
  *
+ * A child that was killed from outside says nothing about its candidate, which is run again as if nothing had been; after MOST_KILLS of them the
+ * work ends. So it is with one that had too little memory, whose lane is retired.
+ *
  * A lane that cannot be started is retired if others work; device memory decides how many there can be. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,6 +27,7 @@
 #define LOAD_LIMIT_MS 60000
 #define START_TRIES 3        /* after a fault the driver may need a moment before it gives a new context */
 #define START_PAUSE_MS 1000
+#define MOST_KILLS 3         /* of one candidate's children, from outside */
 #define MEMORY_SHARE 0.9     /* of the device's memory that the lanes may fill */
 
 enum lane_state { LANE_OFF, LANE_OPENING, LANE_FILLING, LANE_IDLE, LANE_LOADING, LANE_CHECKING, LANE_UNLOADING, LANE_RETIRED };
@@ -44,6 +48,7 @@ struct lane {
 struct history {
   struct check_verdict first;
   bool first_alone;      /* the first run was the first of its child */
+  int kills;             /* children that were killed from outside while they had it */
 };
 
 struct pool {
@@ -54,6 +59,11 @@ struct pool {
   struct history *history;
   size_t *again;         /* items to be judged a second time: a queue */
   size_t nagain, next_again;
+  struct {
+    size_t item;
+    bool second;
+  } redo[MAX_LANES];     /* items whose child was killed from outside: at most one a lane */
+  size_t nredo;
   struct lane *lanes;
   size_t nlanes;
   int tokens_max, threads;
@@ -131,16 +141,29 @@ static void lane_stop(struct lane *lane)
   lane->judged = 0;
 }
 
+/* The lane's item is to be run again: its child was killed from outside, or had too little memory. */
+static enum mf_status put_back(struct pool *p, struct lane *lane, const struct error *why, struct error *err)
+{
+  if(++p->history[lane->item].kills > MOST_KILLS)
+    return error_set(err, MF_ERR_WORKER, "%.700s; so did %d before it: too little memory? What was checked is stored: run again", why->text, MOST_KILLS);
+  p->redo[p->nredo].item = lane->item;
+  p->redo[p->nredo++].second = lane->second;
+  return MF_OK;
+}
+
 /* The child is lost, or must not be used any more: its candidate gets 'why'. Retires the lane if it could not even be started. */
 static enum mf_status lane_lost(struct pool *p, struct lane *lane, enum mf_status status, const struct error *why, struct error *err)
 {
   const bool starting = lane->state == LANE_OPENING || lane->state == LANE_FILLING;
   struct check_verdict v;
   enum mf_status rc = MF_OK;
-  if(item_in_progress(lane)) {
+  if(item_in_progress(lane) && status == MF_ERR_WORKER && lane->client.worker.killed) {
+    rc = put_back(p, lane, why, err);
+  } else if(item_in_progress(lane)) {
     set_fault(&v, status, why->text);
     rc = take_verdict(p, lane, &v, err);
   }
+  p->faulted = p->faulted || lane->client.worker.killed;
   lane_stop(lane);
   if(starting) {
     p->start_error = *why;
@@ -171,6 +194,11 @@ static enum mf_status lane_start(struct pool *p, struct lane *lane, struct error
 /* Takes the next item for the lane; false if there is none. */
 static bool take_item(struct pool *p, struct lane *lane)
 {
+  if(p->nredo > 0 && (lane->judged == 0 || !p->redo[p->nredo - 1].second)) {
+    lane->item = p->redo[--p->nredo].item;
+    lane->second = p->redo[p->nredo].second;
+    return true;
+  }
   if(p->next < p->count) {
     lane->item = p->next++;
     lane->second = false;
@@ -186,7 +214,7 @@ static bool take_item(struct pool *p, struct lane *lane)
 
 static bool work_left(const struct pool *p)
 {
-  return p->next < p->count || p->next_again < p->nagain;
+  return p->next < p->count || p->next_again < p->nagain || p->nredo > 0;
 }
 
 /* Gives a lane that waits for nothing something to do. */
@@ -280,6 +308,13 @@ static enum mf_status on_refused(struct pool *p, struct lane *lane, enum mf_stat
   enum mf_status rc;
   if(is_outside(status))
     return error_set(err, status, "%s", why->text);
+  if(status == MF_ERR_NOMEM && item_in_progress(lane)) { /* too many lanes, or others on the GPU */
+    rc = put_back(p, lane, why, err);
+    lane_stop(lane);
+    lane->state = LANE_RETIRED;
+    p->start_error = *why;
+    return rc;
+  }
   if(!item_in_progress(lane))
     return lane_lost(p, lane, status, why, err);
   set_fault(&v, status, why->text);
@@ -384,7 +419,7 @@ static enum mf_status run_pool(struct pool *p, struct error *err)
     for(size_t i = 0; i < p->nlanes && rc == MF_OK; i++)
       rc = lane_feed(p, &p->lanes[i], err);
     if(rc == MF_OK && !any_lane_left(p))
-      return error_set(err, p->start_error.status, "no device worker can be started: %.900s", p->start_error.text);
+      return error_set(err, p->start_error.status, "no device worker can work: %.900s", p->start_error.text);
     if(rc == MF_OK && interrupt_requested())
       return error_set(err, MF_ERR_INTERRUPTED, "interrupted; verdicts until now are stored");
     if(rc == MF_OK)

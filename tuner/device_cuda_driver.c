@@ -29,7 +29,8 @@ enum mf_status cuda_failed(const struct cuda_api *api, CUresult result, struct e
     name = "unknown error";
   if(api->p_cuGetErrorString(result, &text) != CUDA_SUCCESS || text == NULL)
     text = "no description";
-  return error_set(err, status_of(result), "%s: %s (%d): %s", what, name, (int)result, text);
+  return error_set(err, status_of(result), "%s: %s (%d): %s%s", what, name, (int)result, text,
+                   status_of(result) == MF_ERR_NOMEM ? " (end other processes on the GPU)" : "");
 }
 
 enum mf_status recipe_failed(const struct device *dev, enum mf_status status, CUresult result, const char *what, struct error *err)
@@ -49,7 +50,7 @@ enum mf_status cuda_driver_open(struct cuda_api *api, struct error *err)
   CUresult result;
   memset(api, 0, sizeof(*api));
   if(cuda_api_open(api, why, sizeof(why)) != 0)
-    return error_set(err, MF_ERR_NO_DEVICE, "%s (install the NVIDIA driver, or use --device none to go on without a GPU)", why);
+    return error_set(err, MF_ERR_NO_DEVICE, "%s, or use --device none to go on without a GPU", why);
   result = api->p_cuInit(0);
   if(result == CUDA_SUCCESS)
     return MF_OK;

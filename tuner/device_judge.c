@@ -1,5 +1,6 @@
 /* device_judge.c - see device_judge.h. A kept verdict is one file, verdict-<sha256>, with the worst value per gate; it is written under a temporary
- * name and renamed, so that workers side by side can share the folder. One that cannot be read or written costs time, nothing else. */
+ * name and renamed, so that workers side by side can share the folder; behind the values lies the SHA-256 of the name and the values, without which it
+ * does not count. One that cannot be read or written costs time, nothing else. */
 #include "device_judge.h"
 
 #include <math.h>
@@ -39,27 +40,53 @@ static void verdict_path(const struct judge_run *run, const struct test_case *tc
   snprintf(path, space, "%s/verdict-%s", run->cache_dir, hex);
 }
 
+struct kept_verdict {
+  double worst[GATES];
+  unsigned char digest[32];
+};
+
+static void verdict_digest(const char *path, const double worst[GATES], unsigned char digest[32])
+{
+  const char *name = strrchr(path, '/') + 1;
+  struct sha256 ctx;
+  sha256_init(&ctx);
+  sha256_add(&ctx, name, strlen(name));
+  sha256_add(&ctx, worst, GATES * sizeof(worst[0]));
+  sha256_end(&ctx, digest);
+}
+
 static bool read_verdict(const char *path, double worst[GATES])
 {
+  struct kept_verdict kept;
+  unsigned char digest[32];
   FILE *f = fopen(path, "rb");
-  size_t count;
+  bool good;
   if(f == NULL)
     return false;
-  count = fread(worst, sizeof(worst[0]), GATES, f);
+  good = fread(&kept, sizeof(kept), 1, f) == 1 && fgetc(f) == EOF;
   fclose(f);
-  return count == GATES;
+  if(!good)
+    return false;
+  verdict_digest(path, kept.worst, digest);
+  if(memcmp(digest, kept.digest, sizeof(digest)) != 0)
+    return false;
+  memcpy(worst, kept.worst, sizeof(kept.worst));
+  return true;
 }
 
 static void write_verdict(const char *path, const double worst[GATES])
 {
   char temporary[1200];
+  struct kept_verdict kept;
   FILE *f;
   bool good;
+  memcpy(kept.worst, worst, sizeof(kept.worst));
+  verdict_digest(path, worst, kept.digest);
   snprintf(temporary, sizeof(temporary), "%s.%ld", path, (long)getpid());
   f = fopen(temporary, "wb");
   if(f == NULL)
     return;
-  good = fwrite(worst, sizeof(worst[0]), GATES, f) == GATES;
+  good = fwrite(&kept, sizeof(kept), 1, f) == 1;
   good = fclose(f) == 0 && good;
   if(!good || rename(temporary, path) != 0)
     remove(temporary);

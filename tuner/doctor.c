@@ -17,7 +17,9 @@
 #include "compile_pool.h"
 #include "device_client.h"
 #include "device_wire.h"
+#include "package_write.h"
 #include "store.h"
+#include "target.h"
 
 #define MAX_FINDINGS 128
 #define MEMORY_WARN_SHARE 0.5 /* less free memory than this share of all is worth a warning */
@@ -37,6 +39,7 @@ struct doctor {
   const struct options *opt;
   bool gpu_wanted;
   int ordinal; /* the GPU that tune would use */
+  int driver_version; /* of the GPUs, 0 if there is none */
   struct finding findings[MAX_FINDINGS];
   int count;
 };
@@ -78,7 +81,7 @@ static void check_templates(struct doctor *d)
     add(d, "templates", OUTCOME_OK, MF_OK, "%s (%d files)", d->opt->template_dir, closure.count);
     closure_free(&closure);
   } else {
-    add(d, "templates", OUTCOME_FAILED, err.status, "%s; name the folder with --templates", err.text);
+    add(d, "templates", OUTCOME_FAILED, err.status, "%s (--templates names the folder)", err.text);
   }
   strbuf_free(&source);
 }
@@ -93,6 +96,10 @@ static void check_toolkit(struct doctor *d)
     add(d, "compiler", OUTCOME_OK, MF_OK, "NVRTC %d.%d, %s", version / 1000, version % 1000 / 10, path);
   else
     add(d, "compiler", OUTCOME_FAILED, rc, "%s", err.text);
+  if(rc == MF_OK && d->driver_version > 0 && d->driver_version < package_min_driver(version))
+    add(d, "compiler", d->gpu_wanted ? OUTCOME_FAILED : OUTCOME_WARNING, MF_MISS_DRIVER, "its kernels need a driver for CUDA %d.0, this one is for %d.%d: update "
+        "the driver, or name an older libnvrtc.so in MOEFORGE_NVRTC", package_min_driver(version) / 1000, d->driver_version / 1000,
+        d->driver_version % 1000 / 10);
 }
 
 static void folder_of(const char *path, char *out, size_t space)
@@ -254,6 +261,7 @@ static void check_devices(struct doctor *d)
       add(d, "gpu", gpu_trouble(d, (int)i), err.status, "%s", err.text);
       continue;
     }
+    d->driver_version = info.driver_version;
     if(i == 0)
       add(d, "driver", OUTCOME_OK, MF_OK, "CUDA %d.%d", info.driver_version / 1000, info.driver_version % 1000 / 10);
     check_gpu(d, (int)i, &info);
@@ -305,9 +313,7 @@ static void print_text(const struct doctor *d)
 /* Which GPU tune would use: "auto" and "cuda" the first, "cuda:N" that one, anything else none. */
 static void read_device_option(struct doctor *d)
 {
-  const char *device = d->opt->device;
-  d->gpu_wanted = strcmp(device, "auto") == 0 || strcmp(device, "cuda") == 0 || strncmp(device, "cuda:", 5) == 0;
-  d->ordinal = strncmp(device, "cuda:", 5) == 0 ? atoi(device + 5) : 0;
+  d->gpu_wanted = target_cuda_ordinal(d->opt->device, &d->ordinal) || strcmp(d->opt->device, "auto") == 0;
 }
 
 enum mf_status doctor_command(const struct options *opt, struct error *err)

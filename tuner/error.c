@@ -6,6 +6,16 @@
 #include <stdio.h>
 #include <string.h>
 
+void error_one_line(char *text)
+{
+  for(char *c = text; *c != '\0'; c++) {
+    if(*c == '\n' || *c == '\r' || *c == '\t')
+      *c = ' ';
+    else if((unsigned char)*c < ' ' || *c == 0x7f)
+      *c = '?';
+  }
+}
+
 enum mf_status error_set(struct error *err, enum mf_status status, const char *fmt, ...)
 {
   va_list args;
@@ -15,6 +25,7 @@ enum mf_status error_set(struct error *err, enum mf_status status, const char *f
   va_start(args, fmt);
   vsnprintf(err->text, sizeof(err->text), fmt, args);
   va_end(args);
+  error_one_line(err->text);
   return status;
 }
 
@@ -23,6 +34,7 @@ static const char *errno_hint(int errnum)
   switch(errnum) {
     case ENOSPC: return " (free some space and run again: nothing that was stored is lost)";
     case EROFS: return " (the file system is read-only: name another place)";
+    case EPERM:
     case EACCES: return " (check the permissions of the folder)";
     default: return "";
   }
@@ -38,6 +50,7 @@ enum mf_status error_errno(struct error *err, enum mf_status status, int errnum,
   va_start(args, fmt);
   vsnprintf(err->text, sizeof(err->text), fmt, args);
   va_end(args);
+  error_one_line(err->text);
   length = strlen(err->text);
   snprintf(err->text + length, sizeof(err->text) - length, ": %s%s", strerror(errnum), errno_hint(errnum));
   return status;
@@ -52,6 +65,16 @@ enum mf_status error_prefix(struct error *err, const char *fmt, ...)
   va_end(args);
   memcpy(old, err->text, sizeof(old));
   snprintf(err->text, sizeof(err->text), "%s: %.*s", prefix, (int)(sizeof(err->text) - sizeof(prefix) - 3), old);
+  return err->status;
+}
+
+enum mf_status error_append(struct error *err, const char *fmt, ...)
+{
+  const size_t length = strlen(err->text);
+  va_list args;
+  va_start(args, fmt);
+  vsnprintf(err->text + length, sizeof(err->text) - length, fmt, args);
+  va_end(args);
   return err->status;
 }
 

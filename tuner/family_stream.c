@@ -95,11 +95,11 @@ static int fewest_scale_slots(int ring, int unit_stages)
 /* The layout's struct Shared, field by field. */
 static long shared_size(const struct mf_problem *p, const struct layout *l, int ring, int loaders)
 {
-  const long cleared = l->kblocks * 32L + 8L * l->hblocks * 32 + l->slots * 8L + l->slots * 8L + p->experts;
-  long at = (long)ring * STAGE_BYTES + l->kblocks * 1024L + 8L * l->hblocks * 1024 + REDUCE_BUFFERS * 8L * 32 * 16;
+  const long cleared = 32L * l->kblocks + 8L * 32 * l->hblocks + 8L * l->slots + 8L * l->slots + p->experts;
+  long at = (long)ring * STAGE_BYTES + 1024L * l->kblocks + 8L * 1024 * l->hblocks + 8L * 32 * 16 * REDUCE_BUFFERS;
   at += align_up(cleared, 16);
-  at += l->scale_slots * 2L * l->kblocks * 4 + (long)l->slots * l->down_row_blocks * l->hblocks * 4 + MF_STREAM_MAX_TOKENS * 8L * 4;
-  at += l->slots * 4L + 2 * 4 + REDUCE_BUFFERS * 4L * 2 + loaders * 4L + 8 * 4 + ring * 4L + p->experts;
+  at += 8L * l->scale_slots * l->kblocks + 4L * l->slots * l->down_row_blocks * l->hblocks + 8L * 4 * MF_STREAM_MAX_TOKENS;
+  at += 4L * l->slots + 2L * 4 + 2L * 4 * REDUCE_BUFFERS + 4L * loaders + 8L * 4 + 4L * ring + p->experts;
   at = align_up(at, 8) + (2L * REDUCE_BUFFERS + l->scale_slots + 2L * ring) * 8;
   return align_up(at, 1024);
 }
@@ -118,7 +118,7 @@ static struct layout make_layout(const struct mf_problem *p, const struct schedu
   l.down_rows = p->hidden / l.down_ctas;
   l.down_row_blocks = 128 % l.down_rows == 0 ? 1 : 2;
   whole = (long)l.hblocks * l.down_rows * 128;
-  l.down_kblocks = whole <= STAGE_BYTES ? l.hblocks : whole <= 2 * STAGE_BYTES ? l.hblocks / 2 : l.hblocks / 4;
+  l.down_kblocks = whole <= STAGE_BYTES ? l.hblocks : whole <= 2L * STAGE_BYTES ? l.hblocks / 2 : l.hblocks / 4;
   l.scale_slots = fewest_scale_slots(ring, l.unit_stages);
   l.threads = 32 * (helpers <= 4 ? 13 : 9 + helpers);
   l.slots = MF_STREAM_MAX_TOKENS * p->top_k;

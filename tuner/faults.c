@@ -28,6 +28,7 @@ void faults_add(struct faults *faults, int line, const char *field, const char *
   if(line > 0)
     snprintf(where, sizeof(where), ":%d", line);
   snprintf(whole, sizeof(whole), "%.300s%s: %.160s%s%s", faults->path, where, separator[0] != '\0' ? field : "", separator, text);
+  error_one_line(whole);
   if(faults->count++ == 0)
     error_set(faults->err, MF_ERR_SPEC, "%s", whole);
   if(faults->report != NULL)
@@ -43,6 +44,23 @@ enum mf_status faults_end(struct faults *faults)
     snprintf(faults->err->text + length, sizeof(faults->err->text) - length, " (the first of %d errors)", faults->count);
   }
   return MF_ERR_SPEC;
+}
+
+void fault_lines_take(void *context, const char *line)
+{
+  struct fault_lines *lines = context;
+  if(lines->count == 0)
+    snprintf(lines->first, sizeof(lines->first), "%s", line);
+  if(lines->count == 1)
+    lines->say(lines->context, lines->first);
+  if(lines->count++ > 0)
+    lines->say(lines->context, line);
+}
+
+void fault_lines_end(const struct fault_lines *lines, const char *path, struct error *err)
+{
+  if(lines->count > 1)
+    error_set(err, MF_ERR_SPEC, "%.300s: %d errors, listed above", path, lines->count);
 }
 
 static size_t smaller(size_t a, size_t b)

@@ -22,6 +22,18 @@ void faults_add(struct faults *faults, int line, const char *field, const char *
 /* MF_OK if there were none, else MF_ERR_SPEC; without a report function the first line then says how many there are. */
 enum mf_status faults_end(struct faults *faults);
 
+/* A report function's context that lets every fault of one file be said exactly once: a single one by the error that the reader returns, several
+ * line by line through 'say', and then the error only counts them. */
+struct fault_lines {
+  spec_report_fn *say;
+  void *context;
+  char first[ERROR_TEXT_MAX]; /* held back until there is a second one */
+  int count;
+};
+void fault_lines_take(void *context, const char *line); /* a spec_report_fn; context: struct fault_lines */
+/* After the reader: *err, if there were several faults, says how many. */
+void fault_lines_end(const struct fault_lines *lines, const char *path, struct error *err);
+
 /* The name nearest to 'word' by edit distance, names separated by '|'; NULL if none is near enough to be meant (a third of its letters, at
  * least 2). Writes it to 'out' and returns out. Upper and lower case count as equal. */
 const char *nearest_name(const char *word, const char *names, char *out, size_t space);

@@ -3,8 +3,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/limits.h> /* PATH_MAX; limits.h is ours */
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,9 +18,39 @@ enum mf_status file_make_folder(const char *path, struct error *err)
   if(mkdir(path, 0777) == 0)
     return MF_OK;
   errnum = errno; /* a read-only file system says so even where the folder is there */
-  if(stat(path, &info) == 0 && S_ISDIR(info.st_mode))
-    return MF_OK;
+  if(stat(path, &info) == 0)
+    return S_ISDIR(info.st_mode) ? MF_OK : error_set(err, MF_ERR_IO, "%s: expected a folder, found a file: move it away or name another place", path);
   return error_errno(err, MF_ERR_IO, errnum, "%s: cannot create the folder", path);
+}
+
+static bool is_database(const char *path)
+{
+  static const char magic[] = "SQLite format 3";
+  char start[sizeof(magic)];
+  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  const ssize_t n = fd >= 0 ? read(fd, start, sizeof(start)) : 0;
+  if(fd >= 0)
+    close(fd);
+  return n == (ssize_t)sizeof(start) && memcmp(start, magic, sizeof(start)) == 0;
+}
+
+enum mf_status file_target(const char *path, char *real, size_t space, struct error *err)
+{
+  struct stat info;
+  char *resolved = NULL;
+  bool fits;
+  if(path[0] == '\0')
+    return error_set(err, MF_ERR_IO, "expected the name of a file to write, got an empty one");
+  if(stat(path, &info) == 0) {
+    if(!S_ISREG(info.st_mode))
+      return error_set(err, MF_ERR_IO, "%s: expected a file to write, found %s: name another file", path, S_ISDIR(info.st_mode) ? "a folder" : "a device or pipe");
+    if(is_database(path))
+      return error_set(err, MF_ERR_IO, "%s: is a database, which would be lost: name another file", path);
+    resolved = realpath(path, NULL);
+  }
+  fits = (size_t)snprintf(real, space, "%s", resolved != NULL ? resolved : path) < space;
+  free(resolved);
+  return fits ? MF_OK : error_set(err, MF_ERR_IO, "%.200s...: the path is too long", path);
 }
 
 static bool write_all(int fd, const char *bytes, size_t count)
@@ -37,11 +69,13 @@ static bool write_all(int fd, const char *bytes, size_t count)
 
 enum mf_status file_write_whole(const char *path, const void *bytes, size_t count, struct error *err)
 {
-  char temporary[4200];
+  char real[PATH_MAX], temporary[PATH_MAX + 32];
   bool ok;
   int fd, errnum;
-  if(snprintf(temporary, sizeof(temporary), "%s.%ld.tmp", path, (long)getpid()) >= (int)sizeof(temporary))
-    return error_set(err, MF_ERR_IO, "%.200s...: the path is too long", path);
+  const enum mf_status rc = file_target(path, real, sizeof(real), err);
+  if(rc != MF_OK)
+    return rc;
+  snprintf(temporary, sizeof(temporary), "%s.%ld.tmp", real, (long)getpid());
   fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if(fd < 0)
     return error_errno(err, MF_ERR_IO, errno, "%s: cannot write", path);
@@ -51,7 +85,7 @@ enum mf_status file_write_whole(const char *path, const void *bytes, size_t coun
     ok = false;
     errnum = errno;
   }
-  if(ok && rename(temporary, path) != 0) {
+  if(ok && rename(temporary, real) != 0) {
     ok = false;
     errnum = errno;
   }

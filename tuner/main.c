@@ -1,6 +1,8 @@
 /* main.c - the command line: parses it, fills in struct options, calls one command, turns its status into the exit code.
  *
  * Options may stand before or after the command's operands. Every default is in default_options(). Nothing here knows what a kernel is. */
+#include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <signal.h>
 #include <stdio.h>
@@ -10,11 +12,13 @@
 #include <unistd.h>
 
 #include "commands.h"
+#include "faults.h"
 #include "progress.h"
 #include "spec.h"
 #include "worker.h"
 
 #define MOEFORGE_VERSION "0.1.0"
+#define MAX_OPERANDS 256 /* with the command */
 
 static const char usage_text[] =
     "usage: moeforge COMMAND [OPTIONS] [OPERANDS]\n"
@@ -55,8 +59,9 @@ static const char usage_text[] =
 /* What the parser collects beyond struct options. */
 struct command_line {
   struct options opt;
-  const char *operand[256];
+  const char *operand[MAX_OPERANDS];
   int noperands;
+  const char *instead;   /* "help" or "version" if an option asks for it, whatever the command; NULL */
   int tp, tp_rank, ep, ep_rank;
   const char *name;
   bool rejects;
@@ -171,31 +176,49 @@ static enum mf_status take_option(struct command_line *cl, int code, const char 
   }
 }
 
+static enum mf_status take_operand(struct command_line *cl, const char *text, struct error *err)
+{
+  if(cl->noperands == MAX_OPERANDS)
+    return error_set(err, MF_ERR_USAGE, "expected at most %d operands behind the command, got more", MAX_OPERANDS - 1);
+  cl->operand[cl->noperands++] = text;
+  return MF_OK;
+}
+
+/* What getopt_long() objects to: the word as it was typed, and what was probably meant. */
+static enum mf_status bad_option(int code, const char *word, struct error *err)
+{
+  const char letter[] = {'-', (char)optopt, '\0'};
+  char names[512] = "", near[32];
+  size_t length = 0;
+  if(code == ':')
+    return error_set(err, MF_ERR_USAGE, "%s: expected a value behind it (see `moeforge help`)", word);
+  if(optopt > ' ' && optopt < 0x7f && strchr("ohV", optopt) == NULL)
+    return error_set(err, MF_ERR_USAGE, "unknown option \"%s\" (see `moeforge help`)", letter);
+  for(const struct option *o = long_options; o->name != NULL && length < sizeof(names); o++)
+    length += (size_t)snprintf(names + length, sizeof(names) - length, "%s%s", length > 0 ? "|" : "", o->name);
+  if(optopt != 0)
+    return error_set(err, MF_ERR_USAGE, "%s: this option takes no value (see `moeforge help`)", word);
+  if(strncmp(word, "--", 2) == 0 && nearest_name(word + 2, names, near, sizeof(near)) != NULL)
+    return error_set(err, MF_ERR_USAGE, "unknown option \"%s\", did you mean --%s? (see `moeforge help`)", word, near);
+  return error_set(err, MF_ERR_USAGE, "unknown or ambiguous option \"%s\" (see `moeforge help`)", word);
+}
+
 static enum mf_status parse_command_line(struct command_line *cl, int argc, char **argv, struct error *err)
 {
+  enum mf_status rc = MF_OK;
   int code;
   opterr = 0;
-  while((code = getopt_long(argc, argv, "-o:hV", long_options, NULL)) != -1) {
-    enum mf_status rc = MF_OK;
+  while(rc == MF_OK && (code = getopt_long(argc, argv, "-:o:hV", long_options, NULL)) != -1) {
     if(code == 'h' || code == 'V')
-      optarg = (char *)(uintptr_t)(code == 'h' ? "help" : "version");
-    if(code == 1 || code == 'h' || code == 'V') {
-      if(cl->noperands == (int)(sizeof(cl->operand) / sizeof(cl->operand[0])))
-        return error_set(err, MF_ERR_USAGE, "too many operands");
-      cl->operand[cl->noperands++] = optarg;
-    } else if(code == '?') {
-      return error_set(err, MF_ERR_USAGE, "unknown or incomplete option \"%s\" (see `moeforge help`)", argv[optind - 1]);
-    } else {
-      rc = take_option(cl, code, optarg, err);
-    }
-    if(rc != MF_OK)
-      return rc;
+      cl->instead = code == 'h' ? "help" : "version";
+    else if(code == '?' || code == ':')
+      rc = bad_option(code, argv[optind - 1], err);
+    else
+      rc = code == 1 ? take_operand(cl, optarg, err) : take_option(cl, code, optarg, err);
   }
-  for(; optind < argc; optind++) {
-    if(cl->noperands < (int)(sizeof(cl->operand) / sizeof(cl->operand[0])))
-      cl->operand[cl->noperands++] = argv[optind];
-  }
-  return MF_OK;
+  for(; rc == MF_OK && optind < argc; optind++)
+    rc = take_operand(cl, argv[optind], err);
+  return rc;
 }
 
 static void print_line(void *context, const char *line)
@@ -208,14 +231,18 @@ static enum mf_status spec_check_command(const char *const *paths, int count, st
 {
   enum mf_status worst = MF_OK;
   for(int i = 0; i < count; i++) {
+    struct fault_lines lines = {.say = print_line};
     struct model_spec spec;
     struct error one;
-    enum mf_status rc = spec_read(paths[i], &spec, print_line, NULL, &one);
+    enum mf_status rc = spec_read(paths[i], &spec, fault_lines_take, &lines, &one);
+    fault_lines_end(&lines, paths[i], &one);
     if(rc == MF_OK)
       printf("%s: %s, E=%d top-%d N=%d K=%d, ok\n", paths[i], spec.name, spec.problem.experts, spec.problem.top_k, spec.problem.intermediate,
              spec.problem.hidden);
     else if(worst == MF_OK)
       worst = error_set(err, rc, "%s", one.text);
+    else
+      print_line(NULL, one.text);
   }
   return worst;
 }
@@ -241,7 +268,7 @@ static enum mf_status expect_operands(const struct command_line *cl, int least, 
 
 static enum mf_status run_command(const struct command_line *cl, struct error *err)
 {
-  const char *name = cl->noperands > 0 ? cl->operand[0] : "";
+  const char *name = cl->instead != NULL ? cl->instead : cl->noperands > 0 ? cl->operand[0] : "";
   const char *const *rest = cl->operand + 1;
   const int nrest = cl->noperands - 1;
   enum mf_status rc;
@@ -286,22 +313,44 @@ static int run_worker(const char *role, int fd)
   return error_exit_code(MF_ERR_USAGE);
 }
 
+/* A standard stream that is closed would be the number of the next file that is opened, and messages would end up in that. */
+static void keep_standard_streams(void)
+{
+  int fd;
+  do
+    fd = open("/dev/null", O_RDONLY);
+  while(fd >= 0 && fd <= STDERR_FILENO);
+  if(fd >= 0)
+    close(fd);
+}
+
+/* Results that did not reach their reader are an error like any other file's. */
+static enum mf_status flush_results(struct error *err)
+{
+  const bool lost = ferror(stdout) != 0;
+  if(fflush(stdout) != 0)
+    return error_errno(err, MF_ERR_IO, errno, "standard output: cannot be written");
+  return lost ? error_set(err, MF_ERR_IO, "standard output: some of the results could not be written") : MF_OK;
+}
+
 int main(int argc, char **argv)
 {
   struct command_line cl;
-  struct error err = {MF_OK, ""};
+  struct error err = {MF_OK, ""}, unwritten;
   enum mf_status rc;
   if(argc == 4 && strcmp(argv[1], "--worker") == 0)
     return run_worker(argv[2], atoi(argv[3]));
+  keep_standard_streams();
   default_options(&cl);
   rc = parse_command_line(&cl, argc, argv, &err);
   if(rc == MF_OK) {
     interrupt_install();
     signal(SIGXFSZ, SIG_IGN); /* a file size limit shall be an error message, not a death */
+    signal(SIGPIPE, SIG_IGN); /* a reader that has gone as well: `moeforge tune ... | head` must not end a tuning */
     rc = run_command(&cl, &err);
   }
-  if(fflush(stdout) != 0 && rc == MF_OK)
-    rc = error_set(&err, MF_ERR_IO, "standard output: cannot write");
+  if(flush_results(&unwritten) != MF_OK && rc == MF_OK)
+    rc = error_set(&err, unwritten.status, "%s", unwritten.text);
   if(rc != MF_OK)
     fprintf(stderr, "moeforge: %s\n", err.text[0] != '\0' ? err.text : mf_status_string(rc));
   return error_exit_code(rc);

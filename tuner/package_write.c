@@ -4,6 +4,7 @@
  *         --lay out--> sections, their hashes, the header's hash  --> bytes
  *         --package_parse()--> what this program writes, the runtime reads: checked before it is handed out */
 #include "package_write.h"
+#include "files.h"
 #include "package_file.h"
 #include "package_json.h"
 #include "recipe.h"
@@ -330,12 +331,14 @@ static void sync_folder(const char *path)
 
 enum mf_status package_write_file(const char *path, const unsigned char *bytes, size_t size, struct error *err)
 {
-  char temporary[PATH_MAX];
+  char real[PATH_MAX], temporary[PATH_MAX + 8];
   const mode_t mask = umask(0);
   int fd, problem = 0;
+  const enum mf_status rc = file_target(path, real, sizeof(real), err);
   umask(mask);
-  if(snprintf(temporary, sizeof(temporary), "%s.XXXXXX", path) >= (int)sizeof(temporary))
-    return error_set(err, MF_ERR_IO, "%s: the path is too long", path);
+  if(rc != MF_OK)
+    return rc;
+  snprintf(temporary, sizeof(temporary), "%s.XXXXXX", real);
   fd = mkstemp(temporary);
   if(fd < 0)
     return error_errno(err, MF_ERR_IO, errno, "%s: cannot create a file beside it", path);
@@ -343,12 +346,12 @@ enum mf_status package_write_file(const char *path, const unsigned char *bytes, 
     problem = errno;
   if(close(fd) != 0 && problem == 0)
     problem = errno;
-  if(problem == 0 && rename(temporary, path) != 0)
+  if(problem == 0 && rename(temporary, real) != 0)
     problem = errno;
   if(problem != 0) {
     unlink(temporary);
     return error_errno(err, MF_ERR_IO, problem, "%s: cannot write it", path);
   }
-  sync_folder(path);
+  sync_folder(real);
   return MF_OK;
 }

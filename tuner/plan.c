@@ -68,6 +68,7 @@ static size_t count_artifacts(const struct candidate_list *list)
 static void estimate(struct plan *plan, const struct options *opt, const struct model_spec *spec, const int *tokens, int ntokens, const struct device_info *dev)
 {
   const double expert_bytes = problem_expert_bytes(&spec->problem);
+  const size_t turns = (plan->artifacts + (size_t)opt->jobs - 1) / (size_t)opt->jobs; /* of all compile workers */
   double launch_seconds = 0;
   for(int i = 0; i < ntokens; i++) {
     for(int m = 0; m < spec->nmix; m++) {
@@ -79,7 +80,7 @@ static void estimate(struct plan *plan, const struct options *opt, const struct 
   }
   plan->layers = device_layers_needed(&spec->problem, dev, tokens[0]);
   plan->memory_bytes = device_memory_needed(&spec->problem, plan->layers, tokens[ntokens - 1], (int)plan->candidates);
-  plan->compile_seconds = COMPILE_SECONDS * (double)((plan->artifacts + (size_t)opt->jobs - 1) / (size_t)opt->jobs);
+  plan->compile_seconds = COMPILE_SECONDS * (double)turns;
   plan->check_seconds = CHECK_SECONDS * (double)plan->candidates / opt->check_jobs;
   plan->time_seconds = (double)plan->candidates * (PREPARE_SECONDS * ntokens + 2 * 3 * 24 * launch_seconds / spec->nmix) + 12 * 2 * 9 * 24 * launch_seconds;
 }

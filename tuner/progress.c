@@ -12,7 +12,7 @@
 #define SECONDS_BETWEEN_DRAWS 0.1
 
 /* Set by the signal handler; the only state of the program outside main's, since a handler has no other way to speak. */
-static volatile sig_atomic_t stop_requested;
+static volatile sig_atomic_t stop_requested, stop_second;
 
 double progress_seconds(void)
 {
@@ -45,6 +45,12 @@ void progress_say(struct progress *pr, const char *fmt, ...)
   vfprintf(stderr, fmt, args);
   va_end(args);
   fputc('\n', stderr);
+}
+
+void progress_error(struct progress *pr, const char *text)
+{
+  close_line(pr);
+  fprintf(stderr, "moeforge: %s\n", text);
 }
 
 void progress_phase(struct progress *pr, const char *fmt, ...)
@@ -83,22 +89,29 @@ void progress_step(struct progress *pr, size_t done, size_t total, const char *f
   fflush(stderr);
 }
 
+/* A program that is stopped with its whole group (timeout(1)) gets the same signal twice at once: that is one request. */
 static void on_signal(int number)
 {
+  struct timespec now;
   (void)number;
-  if(stop_requested)
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  if(stop_requested && (sig_atomic_t)now.tv_sec - stop_second > 1)
     _exit(130);
+  if(!stop_requested)
+    stop_second = (sig_atomic_t)now.tv_sec;
   stop_requested = 1;
 }
 
 void interrupt_install(void)
 {
-  struct sigaction action;
+  struct sigaction action, before;
   memset(&action, 0, sizeof(action));
   action.sa_handler = on_signal;
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, NULL);
   sigaction(SIGTERM, &action, NULL);
+  if(sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN) /* nohup */
+    sigaction(SIGHUP, &action, NULL);
 }
 
 bool interrupt_requested(void)

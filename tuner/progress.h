@@ -21,9 +21,12 @@ void progress_phase(struct progress *pr, const char *fmt, ...) __attribute__((fo
 void progress_step(struct progress *pr, size_t done, size_t total, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
 /* A line that stays. */
 void progress_say(struct progress *pr, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* The same for what went wrong: also with quiet. */
+void progress_error(struct progress *pr, const char *text);
 double progress_seconds(void);
 
-/* SIGINT and SIGTERM ask for an orderly stop: what is measured is stored, workers are ended. A second one ends the program at once. */
+/* SIGINT, SIGTERM and SIGHUP (unless it is ignored: nohup) ask for an orderly stop: what is measured is stored, workers are ended. Another one two
+ * seconds later ends the program at once. */
 void interrupt_install(void);
 bool interrupt_requested(void);
 

@@ -173,15 +173,19 @@ static enum mf_status show_rejects(struct store *st, const char *shape_name, boo
   return rc;
 }
 
-/* The work store if there is one, else the shipped file. */
-enum mf_status show_command(const struct options *opt, const char *shape_name, bool rejects, struct error *err)
+enum mf_status report_open_store(const struct options *opt, struct store **st, struct error *err)
 {
   const char *path = access(opt->store_path, R_OK) == 0 ? opt->store_path : opt->shipped_path;
-  struct store *st;
-  enum mf_status rc;
+  *st = NULL;
   if(access(path, F_OK) != 0)
     return error_set(err, MF_ERR_NOT_FOUND, "neither %s nor %s is there: `moeforge tune SPEC.yaml` makes them", opt->store_path, opt->shipped_path);
-  rc = store_open(path, true, &st, err);
+  return store_open(path, true, st, err);
+}
+
+enum mf_status show_command(const struct options *opt, const char *shape_name, bool rejects, struct error *err)
+{
+  struct store *st;
+  enum mf_status rc = report_open_store(opt, &st, err);
   if(rc != MF_OK)
     return rc;
   rc = rejects ? show_rejects(st, shape_name, opt->json, err) : report_winners(stdout, st, shape_name, opt->json, err);

@@ -138,7 +138,7 @@ static enum mf_status one_at_a_time(struct walk *w, const struct schedule *base,
 static enum mf_status walk_from_default(struct walk *w, const struct schedule *base, enum effort effort)
 {
   const struct family_ops *family = base->family;
-  bool primary[MAX_KNOBS], secondary[MAX_KNOBS], all[MAX_KNOBS];
+  bool primary[MAX_KNOBS] = {false}, secondary[MAX_KNOBS] = {false}, all[MAX_KNOBS] = {false};
   enum mf_status rc;
   for(int k = 0; k < family->nknobs; k++) {
     primary[k] = family->knobs[k].primary;

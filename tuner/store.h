@@ -26,6 +26,8 @@ void store_close(struct store *st);
 /* Rows that name things; each returns the existing row's id if there is one. */
 enum mf_status store_put_shape(struct store *st, const struct model_spec *spec, int64_t *id, struct error *err);
 enum mf_status store_put_device(struct store *st, const struct device_info *dev, int64_t *id, struct error *err);
+/* The row of that kind of device. MF_ERR_NOT_FOUND. */
+enum mf_status store_find_device(struct store *st, const struct device_info *dev, int64_t *id, struct error *err);
 /* SHA-256 of what identifies a device for timing: cc, SMs, L2, bus x clock, MIG, emulated; not driver, not UUID. */
 void store_device_key(const struct device_info *dev, char key[KEY_LEN]);
 
@@ -41,7 +43,8 @@ enum mf_status store_put_artifact(struct store *st, const struct artifact *art, 
 enum mf_status store_put_candidate(struct store *st, int64_t shape_id, int64_t device_id, struct candidate *cand, struct error *err);
 /* The newest candidate of that schedule name. MF_ERR_NOT_FOUND. */
 enum mf_status store_find_candidate(struct store *st, int64_t shape_id, int64_t device_id, const char *schedule_name, int64_t *id, struct error *err);
-/* One rejection; the same (shape, device, schedule, stage, rule) is kept once, with the latest run. */
+/* One rejection; the same (shape, device, schedule, stage, rule) is kept once, with the latest run. store_put_candidate() lifts what earlier runs held against
+ * the schedule before it was compiled, store_put_check() what they held against it in checks. */
 enum mf_status store_put_reject(struct store *st, int64_t run_id, int64_t shape_id, int64_t device_id, const char *schedule_name,
                                 const struct verdict *why, struct error *err);
 /* Batches many writes of the kind above into one transaction. */
@@ -103,5 +106,7 @@ enum mf_status store_each_reject(struct store *st, int64_t shape_id, int64_t dev
 /* The shipped file: winners, their candidates, artifacts, recipes, shapes, devices, runs; no samples, no losers. VACUUM INTO a temporary name,
  * rename; no WAL. Winners of other shapes or devices already in 'path' are kept; predictions never replace measurements. */
 enum mf_status store_ship(struct store *st, const char *path, struct error *err);
+/* Refuses at once a path that store_ship() would refuse when all is measured: no folder, no permission, a work store, a foreign or damaged file. Changes nothing. */
+enum mf_status store_ship_check(const struct store *st, const char *path, struct error *err);
 
 #endif

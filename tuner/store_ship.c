@@ -125,19 +125,39 @@ static enum mf_status write_file(struct store *mem, struct error *err)
   return rc;
 }
 
+/* Where 'mem' is to be written, under the lock of that place. */
+static enum mf_status take_place(struct store *mem, const struct store *st, struct error *err)
+{
+  char real[STORE_PATH_MAX] = "";
+  enum mf_status rc = store_file_real(mem->path, real, err);
+  if(rc != MF_OK)
+    return rc;
+  if(strcmp(real, st->real) == 0)
+    return error_set(err, MF_ERR_USAGE, "%s: is the work store itself: name another file to ship to", mem->path);
+  memcpy(mem->real, real, sizeof(real));
+  return store_lock_take(mem->real, mem->path, &mem->lock, err);
+}
+
 static enum mf_status ship(struct store *mem, const struct store *st, struct error *err)
 {
   bool found = false;
-  enum mf_status rc = store_file_real(mem->path, mem->real, err);
-  if(rc == MF_OK && strcmp(mem->real, st->real) == 0)
-    return error_set(err, MF_ERR_USAGE, "%s: is the work store itself: name another file to ship to", mem->path);
-  if(rc == MF_OK)
-    rc = store_lock_take(mem->real, mem->path, &mem->lock, err);
+  enum mf_status rc = take_place(mem, st, err);
   if(rc == MF_OK)
     rc = load_or_create(mem, err);
   if(rc == MF_OK)
     rc = merge_from(mem, st, &found, err);
   return rc == MF_OK && found ? write_file(mem, err) : rc;
+}
+
+static enum mf_status new_mem(const char *path, struct store **out, struct error *err)
+{
+  struct store *mem = calloc(1, sizeof(*mem));
+  *out = mem;
+  if(mem == NULL)
+    return error_set(err, MF_ERR_NOMEM, "%s: out of memory", path);
+  mem->lock.fd = -1;
+  snprintf(mem->path, sizeof(mem->path), "%s", path);
+  return MF_OK;
 }
 
 enum mf_status store_ship(struct store *st, const char *path, struct error *err)
@@ -146,12 +166,21 @@ enum mf_status store_ship(struct store *st, const char *path, struct error *err)
   enum mf_status rc;
   if(st->batch)
     return error_set(err, MF_ERR_INTERNAL, "%s: shipping inside a batch", st->path);
-  mem = calloc(1, sizeof(*mem));
-  if(mem == NULL)
-    return error_set(err, MF_ERR_NOMEM, "%s: out of memory", path);
-  mem->lock.fd = -1;
-  snprintf(mem->path, sizeof(mem->path), "%s", path);
-  rc = ship(mem, st, err);
+  rc = new_mem(path, &mem, err);
+  if(rc == MF_OK)
+    rc = ship(mem, st, err);
+  store_close(mem);
+  return rc;
+}
+
+enum mf_status store_ship_check(const struct store *st, const char *path, struct error *err)
+{
+  struct store *mem;
+  enum mf_status rc = new_mem(path, &mem, err);
+  if(rc == MF_OK)
+    rc = take_place(mem, st, err);
+  if(rc == MF_OK)
+    rc = load_or_create(mem, err);
   store_close(mem);
   return rc;
 }

@@ -162,6 +162,9 @@
                                                                                                                   \
   X(SQL_PUT_REJECT, "INSERT OR REPLACE INTO reject(run_id, shape_id, device_id, schedule, stage, rule, have, allowed," \
     " nearest, detail) VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10)")                                                   \
+  X(SQL_LIFT_COMPILED, "DELETE FROM reject WHERE shape_id=?1 AND device_id=?2 AND schedule=?3 AND stage<>'check'") \
+  X(SQL_LIFT_CHECKED, "DELETE FROM reject WHERE stage='check' AND (shape_id, device_id, schedule)="               \
+    "(SELECT shape_id, device_id, schedule FROM candidate WHERE id=?1)")                                          \
   X(SQL_REJECTED_PAIRS, "SELECT DISTINCT shape_id, device_id FROM reject ORDER BY 1, 2")                          \
   X(SQL_EACH_REJECT, "SELECT stage, rule, count(*), min(schedule), detail FROM reject"                            \
     " WHERE shape_id=?1 AND device_id=?2 GROUP BY stage, rule ORDER BY count(*) DESC, stage, rule")               \

@@ -104,6 +104,15 @@ enum mf_status store_put_device(struct store *st, const struct device_info *dev,
   return rc;
 }
 
+enum mf_status store_find_device(struct store *st, const struct device_info *dev, int64_t *id, struct error *err)
+{
+  char key[KEY_LEN];
+  enum mf_status rc;
+  store_device_key(dev, key);
+  rc = store_find(st, SQL_FIND_DEVICE, id, err, "t", key);
+  return rc != MF_ERR_NOT_FOUND ? rc : error_set(err, rc, "%s: nothing was tuned on %s yet: `moeforge tune SPEC.yaml` does", st->path, dev->name);
+}
+
 enum mf_status store_get_device(struct store *st, int64_t device_id, struct device_info *out, struct error *err)
 {
   sqlite3_stmt *stmt;
@@ -278,6 +287,8 @@ enum mf_status store_put_candidate(struct store *st, int64_t shape_id, int64_t d
                  cand->is_default, (const void *)&cand->recipe, sizeof(cand->recipe));
   if(rc == MF_OK)
     rc = store_find(st, SQL_FIND_CANDIDATE, &id, err, "lltilt", shape_id, device_id, cand->name, family_version, cand->artifact_id, recipe_key);
+  if(rc == MF_OK)
+    rc = store_run(st, SQL_LIFT_COMPILED, err, "llt", shape_id, device_id, cand->name);
   rc = store_leave(st, rc, err);
   if(rc == MF_OK)
     cand->id = id;
@@ -396,6 +407,8 @@ enum mf_status store_put_check(struct store *st, int64_t run_id, int64_t candida
   if(rc != MF_OK)
     return rc;
   rc = store_run(st, SQL_DELETE_CHECK, err, "lt", candidate_id, check_key);
+  if(rc == MF_OK)
+    rc = store_run(st, SQL_LIFT_CHECKED, err, "l", candidate_id);
   if(rc == MF_OK)
     rc = store_run(st, SQL_PUT_CHECK, err, "lltittt", run_id, candidate_id, check_key, (int)passed,
                    passed || fault != NULL ? NULL : gate_name(result->failed_gate), result->detail, fault);

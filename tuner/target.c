@@ -15,13 +15,15 @@
 static enum mf_status planned(const struct options *opt, const char *name, struct target *out, struct error *err)
 {
   char path[1200];
+  enum mf_status rc;
   const char *suffix = strlen(name) > 5 && strcmp(name + strlen(name) - 5, ".yaml") == 0 ? "" : ".yaml";
   if(strchr(name, '/') != NULL)
     snprintf(path, sizeof(path), "%s%s", name, suffix);
   else
     snprintf(path, sizeof(path), "%s/%s%s", opt->device_dir, name, suffix);
   out->gpu = false;
-  return device_spec_read(path, &out->dev, NULL, NULL, err);
+  rc = device_spec_read(path, &out->dev, NULL, NULL, err);
+  return rc == MF_ERR_IO ? error_append(err, " (--devices names the folder of device specs)") : rc;
 }
 
 /* What a driver does not know: the bandwidth that this GPU's memory really reaches, and the time of a launch, from the device spec of that name. */
@@ -59,8 +61,7 @@ static enum mf_status real(const struct options *opt, int ordinal, const struct 
   return MF_OK;
 }
 
-/* Reads "cuda" or "cuda:N"; false if it is neither. */
-static bool cuda_ordinal(const char *text, int *ordinal)
+bool target_cuda_ordinal(const char *text, int *ordinal)
 {
   char *end;
   long number;
@@ -85,7 +86,7 @@ enum mf_status target_resolve(const struct options *opt, struct target *out, str
     snprintf(out->note, sizeof(out->note), "--device none");
     return planned(opt, PLANNED_DEVICE, out, err);
   }
-  if(!automatic && !cuda_ordinal(opt->device, &ordinal)) {
+  if(!automatic && !target_cuda_ordinal(opt->device, &ordinal)) {
     snprintf(out->note, sizeof(out->note), "a device spec has no GPU to measure on");
     rc = planned(opt, opt->device, out, err);
     return rc == MF_ERR_IO ? error_set(err, MF_ERR_USAGE, "--device %s: expected auto, none, cuda, cuda:N or the name of a file in %s", opt->device, opt->device_dir)
@@ -102,7 +103,7 @@ enum mf_status target_resolve(const struct options *opt, struct target *out, str
   return planned(opt, PLANNED_DEVICE, out, err);
 }
 
-/* Reads one "N" or "LOW-HIGH" and marks the counts. */
+/* Reads one "N" or "LOW-HIGH", up to a comma or the end, and marks the counts. */
 static bool mark_range(const char *part, bool *wanted)
 {
   char *end;
@@ -115,7 +116,7 @@ static bool mark_range(const char *part, bool *wanted)
     if(end == second)
       return false;
   }
-  if(*end != '\0' || low < 1 || high < low || high > MAX_TOKENS)
+  if((*end != '\0' && *end != ',') || low < 1 || high < low || high > MAX_TOKENS)
     return false;
   for(long t = low; t <= high; t++)
     wanted[t] = true;
@@ -125,15 +126,13 @@ static bool mark_range(const char *part, bool *wanted)
 enum mf_status target_tokens(const struct options *opt, const struct model_spec *spec, int tokens[MAX_TOKEN_COUNTS], int *count, struct error *err)
 {
   bool wanted[MAX_TOKENS + 1] = {false};
-  char text[256], *rest = text, *part;
   *count = 0;
   if(opt->tokens == NULL) {
     memcpy(tokens, spec->tokens, (size_t)spec->ntokens * sizeof(tokens[0]));
     *count = spec->ntokens;
     return MF_OK;
   }
-  snprintf(text, sizeof(text), "%s", opt->tokens);
-  while((part = strsep(&rest, ",")) != NULL) {
+  for(const char *part = opt->tokens; part != NULL; part = strchr(part, ',') != NULL ? strchr(part, ',') + 1 : NULL) {
     if(!mark_range(part, wanted))
       return error_set(err, MF_ERR_USAGE, "--tokens: expected counts from 1 to %d such as 1-8 or 1,2,4, got \"%s\"", MAX_TOKENS, opt->tokens);
   }

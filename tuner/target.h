@@ -15,6 +15,8 @@ struct target {
 
 /* Resolves --device. "auto" without a GPU plans for the device spec "h200"; a GPU that the kernels cannot run on is an error. */
 enum mf_status target_resolve(const struct options *opt, struct target *out, struct error *err);
+/* Reads "cuda" or "cuda:N"; false if it is neither. */
+bool target_cuda_ordinal(const char *text, int *ordinal);
 /* --tokens or the spec's list, ascending without repeats. Returns the number through *count. */
 enum mf_status target_tokens(const struct options *opt, const struct model_spec *spec, int tokens[MAX_TOKEN_COUNTS], int *count, struct error *err);
 

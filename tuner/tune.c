@@ -8,6 +8,8 @@
 
 #include "compile.h"
 #include "compile_pool.h"
+#include "faults.h"
+#include "package_write.h"
 #include "report.h"
 #include "select.h"
 
@@ -79,7 +81,7 @@ static enum mf_status tune_job(struct tuner *t, struct job *job, struct error *e
 
 static void print_line(void *context, const char *line)
 {
-  progress_say(context, "moeforge: %s", line);
+  progress_error(context, line);
 }
 
 /* Reads all specs before anything is done, so that a typing error in the last one costs nothing. */
@@ -87,8 +89,10 @@ static enum mf_status read_jobs(struct tuner *t, const char *const *paths, int c
 {
   enum mf_status worst = MF_OK;
   for(int i = 0; i < count; i++) {
+    struct fault_lines lines = {.say = print_line, .context = &t->progress};
     struct error one = {MF_OK, ""};
-    enum mf_status rc = spec_read(paths[i], &jobs[i].spec, print_line, &t->progress, &one);
+    enum mf_status rc = spec_read(paths[i], &jobs[i].spec, fault_lines_take, &lines, &one);
+    fault_lines_end(&lines, paths[i], &one);
     if(rc == MF_OK)
       rc = target_tokens(t->opt, &jobs[i].spec, jobs[i].tokens, &jobs[i].ntokens, &one);
     for(int j = 0; j < i && rc == MF_OK && worst == MF_OK; j++) {
@@ -97,6 +101,8 @@ static enum mf_status read_jobs(struct tuner *t, const char *const *paths, int c
     }
     if(rc != MF_OK && worst == MF_OK)
       worst = error_set(err, rc, "%s", one.text);
+    else if(rc != MF_OK)
+      progress_error(&t->progress, one.text);
   }
   return worst;
 }
@@ -109,6 +115,17 @@ static void join_command_line(char *out, size_t space, const struct options *opt
     n += snprintf(out + n, space - (size_t)n, " %s", specs[i]);
 }
 
+/* Kernels of a newer NVRTC than the driver knows do not load, and no package of them could be used here. */
+static enum mf_status check_driver(const struct tuner *t, struct error *err)
+{
+  const int have = t->target.dev.driver_version, needed = package_min_driver(t->nvrtc_version);
+  if(!t->target.gpu || have >= needed)
+    return MF_OK;
+  return error_set(err, MF_MISS_DRIVER, "the driver (CUDA %d.%d) is older than NVRTC %d.%d, whose kernels need a driver for CUDA %d.%d: update the driver, or name "
+                   "an older libnvrtc.so in MOEFORGE_NVRTC", have / 1000, have % 1000 / 10, t->nvrtc_version / 1000, t->nvrtc_version % 1000 / 10, needed / 1000,
+                   needed % 1000 / 10);
+}
+
 /* Opens everything that a run needs and begins it in the store. */
 static enum mf_status begin(struct tuner *t, const char *const *specs, int nspecs, struct error *err)
 {
@@ -116,9 +133,13 @@ static enum mf_status begin(struct tuner *t, const char *const *specs, int nspec
   enum mf_status rc = store_open(t->opt->store_path, false, &t->store, err);
   snprintf(t->cache_dir, sizeof(t->cache_dir), "%s.cache", t->opt->store_path);
   if(rc == MF_OK)
+    rc = store_ship_check(t->store, t->opt->shipped_path, err);
+  if(rc == MF_OK)
     rc = compile_pool_toolkit(t->opt->program, &t->nvrtc_version, NULL, 0, err);
   if(rc == MF_OK)
     rc = target_resolve(t->opt, &t->target, err);
+  if(rc == MF_OK)
+    rc = check_driver(t, err);
   if(rc == MF_OK && t->target.gpu)
     rc = device_tools_build(t->opt->program, t->opt->template_dir, compile_arch(t->target.dev.cc_major, t->target.dev.cc_minor), &t->tools, err);
   if(rc == MF_OK)
@@ -134,7 +155,13 @@ static enum mf_status begin(struct tuner *t, const char *const *specs, int nspec
   return store_begin_run(t->store, command, t->nvrtc_version, t->target.dev.driver_version, &t->run_id, err);
 }
 
-/* Specs are independent: one that no family serves does not keep the others from being tuned. */
+/* Whether a failure is the spec's own, so that the others may fare better: no family serves it, its kernels fail, it does not fit into the memory. */
+static bool is_local(enum mf_status rc)
+{
+  return rc == MF_ERR_UNSUPPORTED || rc == MF_ERR_COMPILE || rc == MF_ERR_CHECK || rc == MF_ERR_NOMEM;
+}
+
+/* Specs are independent: one that cannot be tuned does not keep the others from it. */
 static enum mf_status run_jobs(struct tuner *t, struct job *jobs, int count, struct error *err)
 {
   enum mf_status worst = MF_OK;
@@ -147,8 +174,8 @@ static enum mf_status run_jobs(struct tuner *t, struct job *jobs, int count, str
     if(worst == MF_OK)
       worst = error_set(err, rc, "%s", one.text);
     else
-      progress_say(&t->progress, "moeforge: %s", one.text);
-    if(rc != MF_ERR_UNSUPPORTED && rc != MF_ERR_CHECK)
+      progress_error(&t->progress, one.text);
+    if(!is_local(rc))
       break;
   }
   return worst;
@@ -169,8 +196,10 @@ enum mf_status tune_command(const struct options *opt, const char *const *specs,
   struct tuner t = {.opt = opt};
   struct job *jobs = calloc((size_t)nspecs, sizeof(*jobs));
   enum mf_status rc;
+  if(jobs == NULL)
+    return error_set(err, MF_ERR_NOMEM, "out of memory");
   progress_init(&t.progress, opt->quiet);
-  rc = jobs != NULL ? read_jobs(&t, specs, nspecs, jobs, err) : error_set(err, MF_ERR_NOMEM, "out of memory");
+  rc = read_jobs(&t, specs, nspecs, jobs, err);
   if(rc == MF_OK)
     rc = begin(&t, specs, nspecs, err);
   if(rc == MF_OK) {
@@ -185,7 +214,7 @@ enum mf_status tune_command(const struct options *opt, const char *const *specs,
     if(rc == MF_OK)
       rc = show_results(&t, jobs, nspecs, err);
   }
-  for(int i = 0; i < nspecs && jobs != NULL; i++)
+  for(int i = 0; i < nspecs; i++)
     job_free(&jobs[i]);
   free(jobs);
   device_tool_set_free(&t.tools);

@@ -21,6 +21,7 @@ struct build_step {
   size_t *todo;                 /* artifacts that the pool compiles */
   size_t ntodo, done;
   enum mf_status rc;            /* of the reject callback */
+  enum mf_status failure;       /* of the last artifact that failed for another reason than its source: its compiler died or hung */
   struct error *err;
 };
 
@@ -99,7 +100,7 @@ static enum mf_status look_up(struct build_step *step, struct error *err)
   step->todo = calloc(job->nartifacts, sizeof(*step->todo));
   step->closures = calloc(job->nartifacts, sizeof(*step->closures));
   if(step->failed == NULL || step->todo == NULL || step->closures == NULL)
-    rc = error_set(err, MF_ERR_NOMEM, "out of memory");
+    return error_set(err, MF_ERR_NOMEM, "out of memory");
   for(size_t a = 0; a < job->nartifacts && rc == MF_OK; a++) {
     struct artifact stored;
     rc = closure_collect(step->t->opt->template_dir, job->artifacts[a].source, &step->closures[a], err);
@@ -127,6 +128,7 @@ static enum mf_status on_compiled(void *context, size_t index, enum mf_status st
   step->done++;
   progress_step(&step->t->progress, step->done, step->ntodo, "%s", "");
   if(status != MF_OK) {
+    step->failure = status == MF_ERR_COMPILE ? step->failure : status;
     step->failed[a] = (struct verdict){.stage = "compile", .rule = status == MF_ERR_COMPILE ? "compiles" : mf_status_name(status), .nearest = -1};
     snprintf(step->failed[a].detail, sizeof(step->failed[a].detail), "%.250s", why->text);
     return MF_OK;
@@ -162,9 +164,12 @@ static enum mf_status filter(struct build_step *step, struct error *err)
 {
   struct job *job = step->job;
   bool *keep = calloc(job->list.count, sizeof(*keep));
-  enum mf_status rc = keep != NULL ? store_begin(step->t->store, err) : error_set(err, MF_ERR_NOMEM, "out of memory");
   const char *reason = "";
   char why_none[300] = "";
+  enum mf_status rc;
+  if(keep == NULL)
+    return error_set(err, MF_ERR_NOMEM, "out of memory");
+  rc = store_begin(step->t->store, err);
   for(size_t i = 0; i < job->list.count && rc == MF_OK; i++) {
     struct candidate *cand = &job->list.items[i];
     const size_t a = job->artifact_of[i];
@@ -181,12 +186,12 @@ static enum mf_status filter(struct build_step *step, struct error *err)
   }
   if(rc == MF_OK)
     rc = store_commit(step->t->store, err);
-  else if(keep != NULL)
+  else
     store_rollback(step->t->store);
   if(rc == MF_OK)
     job_keep(job, keep);
   if(rc == MF_OK && job->list.count == 0)
-    rc = error_set(err, MF_ERR_COMPILE, "no candidate is left after compilation; the last one fell to rule %s: %s", reason, why_none);
+    rc = error_set(err, step->failure != MF_OK ? step->failure : MF_ERR_COMPILE, "no candidate is left after compilation; the last one fell to rule %s: %s", reason, why_none);
   free(keep);
   return rc;
 }

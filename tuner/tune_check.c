@@ -1,6 +1,7 @@
 /* tune_check.c - the step `check` of tune: every candidate's numbers, in child processes; verdicts are stored as they come.
  *
- * A verdict is kept under (candidate, check key); the key covers the policy version and the list of cases, so that a changed check is done again. */
+ * A verdict is kept under (candidate, check key); the key covers the policy version and the list of cases, so that a changed check is done again. If
+ * nothing but faults is on record, the machine may have been at fault (a GPU that was occupied or broken): then all are judged again. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,7 @@ struct check_step {
   size_t *todo;       /* candidates still to be checked */
   size_t ntodo, done;
   bool *keep;
+  char last[300];     /* why the last candidate was rejected */
 };
 
 static void make_check_key(const struct test_case *cases, int count, char key[KEY_LEN])
@@ -40,6 +42,7 @@ static enum mf_status reject_candidate(struct check_step *step, size_t index, co
   struct verdict why = {.stage = "check", .nearest = -1};
   why.rule = fault != NULL && fault[0] != '\0' ? "fault" : gate_name(result->failed_gate);
   snprintf(why.detail, sizeof(why.detail), "%s", fault != NULL && fault[0] != '\0' ? fault : result->detail);
+  snprintf(step->last, sizeof(step->last), "%s: %.250s", why.rule, why.detail);
   step->keep[index] = false;
   step->job->rejected++;
   return store_put_reject(step->t->store, step->t->run_id, step->job->shape_id, step->t->device_id, step->job->list.items[index].name, &why, err);
@@ -68,17 +71,39 @@ static bool references_progress(void *context, int done, int total)
   return !interrupt_requested();
 }
 
+static const char *fault_of(const struct check_result *known)
+{
+  return strncmp(known->detail, "fault: ", 7) == 0 ? known->detail + 7 : NULL;
+}
+
+/* Whether every candidate has a verdict and all of them are faults. */
+static enum mf_status only_faults(struct check_step *step, bool *only, struct error *err)
+{
+  enum mf_status rc = MF_OK;
+  *only = true;
+  for(size_t i = 0; i < step->job->list.count && rc == MF_OK && *only; i++) {
+    struct check_result known = {0};
+    rc = store_get_check(step->t->store, step->job->list.items[i].id, step->key, &known, err);
+    *only = rc == MF_OK && !known.passed && fault_of(&known) != NULL;
+  }
+  return rc == MF_ERR_NOT_FOUND ? MF_OK : rc;
+}
+
 /* Uses the verdicts that are stored; collects the rest in step->todo. */
 static enum mf_status sort_out_known(struct check_step *step, struct error *err)
 {
+  bool again = false;
+  enum mf_status found = only_faults(step, &again, err);
+  if(found != MF_OK)
+    return found;
   for(size_t i = 0; i < step->job->list.count; i++) {
     struct check_result known = {0};
-    enum mf_status rc = store_get_check(step->t->store, step->job->list.items[i].id, step->key, &known, err);
+    enum mf_status rc = again ? MF_ERR_NOT_FOUND : store_get_check(step->t->store, step->job->list.items[i].id, step->key, &known, err);
     step->keep[i] = true;
     if(rc == MF_ERR_NOT_FOUND)
       step->todo[step->ntodo++] = i;
     else if(rc == MF_OK && !known.passed)
-      rc = reject_candidate(step, i, &known, strncmp(known.detail, "fault: ", 7) == 0 ? known.detail + 7 : NULL, err);
+      rc = reject_candidate(step, i, &known, fault_of(&known), err);
     if(rc != MF_OK && rc != MF_ERR_NOT_FOUND)
       return rc;
   }
@@ -121,16 +146,13 @@ enum mf_status tune_check(struct tuner *t, struct job *job, struct error *err)
   step.key = key;
   step.todo = calloc(count, sizeof(*step.todo));
   step.keep = calloc(count, sizeof(*step.keep));
-  if(step.todo == NULL || step.keep == NULL)
-    rc = error_set(err, MF_ERR_NOMEM, "out of memory");
-  if(rc == MF_OK)
-    rc = sort_out_known(&step, err);
+  rc = step.todo != NULL && step.keep != NULL ? sort_out_known(&step, err) : error_set(err, MF_ERR_NOMEM, "out of memory");
   if(rc == MF_OK && step.ntodo > 0)
     rc = check_rest(&step, cases, ncases, err);
   if(rc == MF_OK) {
     job_keep(job, step.keep);
     if(job->list.count == 0)
-      rc = error_set(err, MF_ERR_CHECK, "no candidate passed the check (see `moeforge show --rejects`)");
+      rc = error_set(err, MF_ERR_CHECK, "no candidate passed the check (see `moeforge show --rejects`); the last one fell to %s", step.last);
   }
   free(step.todo);
   free(step.keep);

@@ -1,7 +1,8 @@
 /* tune_time.c - the steps `timing` and `select` of tune: races the candidates on the device, stores each round, picks the winners.
  *
  * The device child is started only when a round has to be measured: a warm store needs none. The known-samples function hands earlier rounds of
- * the same timing key to timing.c, which measures what is missing. */
+ * the same timing key to timing.c, which measures what is missing. A child that dies is replaced and the round measured again; if MOST_DEATHS die over
+ * one round, the kernels are to blame, or the machine, and the timing ends. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,11 +13,24 @@
 #include "timing.h"
 #include "tune.h"
 
+#define MOST_DEATHS 2
+
+/* What the device child was asked to prepare last, for its successor. */
+struct profile {
+  size_t *index;  /* owned */
+  size_t count;
+  int tokens, launches;
+  enum routing_kind routing;
+  uint32_t seed;
+};
+
 struct time_step {
   struct tuner *t;
   struct job *job;
   struct device_client *client;  /* NULL until something has to be measured */
   int *kernel;                   /* per candidate: handle in the client, -1 */
+  struct profile profile;
+  int deaths;                    /* of children since the last round that was measured */
   char timing_key[KEY_LEN];
   int token_index;               /* which of job->tokens */
 };
@@ -60,28 +74,68 @@ static enum mf_status load_kernel(struct time_step *step, size_t index, struct e
   return device_client_load_kernel(step->client, art->cubin, art->cubin_bytes, &step->job->list.items[index].recipe, &step->kernel[index], err);
 }
 
+/* Has the child, which is started if need be, prepare step->profile. */
+static enum mf_status prepare(struct time_step *step, struct error *err)
+{
+  const struct profile *pf = &step->profile;
+  int *handles = calloc(pf->count, sizeof(*handles));
+  enum mf_status rc = MF_OK;
+  if(handles == NULL)
+    return error_set(err, MF_ERR_NOMEM, "out of memory");
+  if(step->client == NULL)
+    rc = tune_start_timing(step->t, &step->job->spec, step->job->tokens[0], step->job->tokens[step->job->ntokens - 1], &step->client, err);
+  for(size_t i = 0; i < pf->count && rc == MF_OK; i++) {
+    rc = load_kernel(step, pf->index[i], err);
+    handles[i] = step->kernel[pf->index[i]];
+  }
+  if(rc == MF_OK)
+    rc = device_client_open_profile(step->client, handles, (int)pf->count, pf->tokens, pf->routing, pf->seed, pf->launches, err);
+  free(handles);
+  return rc;
+}
+
+/* Ends what is left of a child that died; false if too many did. Its successor knows no kernels. */
+static bool bury(struct time_step *step, enum mf_status rc, const struct error *err)
+{
+  if(rc != MF_ERR_WORKER || step->deaths++ == MOST_DEATHS)
+    return false;
+  progress_say(&step->t->progress, "%s; another one goes on", err->text);
+  device_client_stop(step->client);
+  step->client = NULL;
+  for(size_t i = 0; i < step->job->list.count; i++)
+    step->kernel[i] = -1;
+  return true;
+}
+
 static enum mf_status open_profile(void *context, const size_t *index, size_t count, int tokens, enum routing_kind routing, uint32_t seed, int launches,
                                    struct error *err)
 {
   struct time_step *step = context;
-  int *handles = calloc(count, sizeof(*handles));
-  enum mf_status rc = handles != NULL ? MF_OK : error_set(err, MF_ERR_NOMEM, "out of memory");
-  if(rc == MF_OK && step->client == NULL)
-    rc = tune_start_timing(step->t, &step->job->spec, step->job->tokens[0], step->job->tokens[step->job->ntokens - 1], &step->client, err);
-  for(size_t i = 0; i < count && rc == MF_OK; i++) {
-    rc = load_kernel(step, index[i], err);
-    handles[i] = step->kernel[index[i]];
-  }
-  if(rc == MF_OK)
-    rc = device_client_open_profile(step->client, handles, (int)count, tokens, routing, seed, launches, err);
-  free(handles);
+  size_t *copy = malloc(count * sizeof(*copy));
+  enum mf_status rc;
+  if(copy == NULL)
+    return error_set(err, MF_ERR_NOMEM, "out of memory");
+  memcpy(copy, index, count * sizeof(*copy));
+  free(step->profile.index);
+  step->profile = (struct profile){copy, count, tokens, launches, routing, seed};
+  do
+    rc = prepare(step, err);
+  while(bury(step, rc, err));
   return rc;
 }
 
 static enum mf_status measure_round(void *context, int round, double *us, double *floor_us, double *active, struct error *err)
 {
   struct time_step *step = context;
-  return device_client_round(step->client, NULL, round, us, floor_us, active, err);
+  enum mf_status rc = device_client_round(step->client, NULL, round, us, floor_us, active, err);
+  while(bury(step, rc, err)) {
+    rc = prepare(step, err);
+    if(rc == MF_OK)
+      rc = device_client_round(step->client, NULL, round, us, floor_us, active, err);
+  }
+  if(rc == MF_OK)
+    step->deaths = 0;
+  return rc;
 }
 
 static enum mf_status keep_samples(void *context, const struct sample *samples, size_t count, struct error *err)
@@ -169,10 +223,11 @@ static enum mf_status time_all(struct time_step *step, struct timing_row **rows,
   struct incumbent inc = {.device_id = t->device_id};
   struct timing_policy policy;
   bool *pinned = calloc(job->list.count, sizeof(*pinned));
-  enum mf_status rc = pinned != NULL ? MF_OK : error_set(err, MF_ERR_NOMEM, "out of memory");
+  enum mf_status rc;
+  if(pinned == NULL)
+    return error_set(err, MF_ERR_NOMEM, "out of memory");
   timing_policy_default(&policy);
-  if(rc == MF_OK)
-    rc = store_each_winner(t->store, job->spec.name, remember_incumbent, &inc, err);
+  rc = store_each_winner(t->store, job->spec.name, remember_incumbent, &inc, err);
   progress_phase(&t->progress, "%s: timing", job->spec.name);
   for(int i = 0; i < job->ntokens && rc == MF_OK; i++) {
     step->token_index = i;
@@ -209,6 +264,7 @@ enum mf_status tune_time(struct tuner *t, struct job *job, struct winner *winner
     memcpy(winners[i].selection_key, step.timing_key, sizeof(winners[i].selection_key));
   for(int i = 0; i < job->ntokens; i++)
     free(rows[i]);
+  free(step.profile.index);
   free(step.kernel);
   return rc;
 }

@@ -9,6 +9,7 @@
  * MF_MISS_DEVICE if nothing in the package is for this GPU. */
 #include "commands.h"
 #include "package_file.h"
+#include "target.h"
 #include "verify_gpu.h"
 #include "verify_judge.h"
 
@@ -20,6 +21,7 @@
 
 #define MAX_CASES 64
 #define CONTROL_SEED 9001u
+#define NO_GPU (-1)
 
 enum row_state { ROW_NOT_RUN, ROW_OTHER_GPU, ROW_PASSED, ROW_FAILED };
 
@@ -272,9 +274,18 @@ static enum mf_status collect_rows(const struct mf_package *pkg, struct report *
   return MF_OK;
 }
 
-static int device_ordinal(const char *device)
+/* The GPU that --device names; NO_GPU for "none". */
+static enum mf_status read_device(const struct options *opt, int *ordinal, struct error *err)
 {
-  return device != NULL && strncmp(device, "cuda:", 5) == 0 ? atoi(device + 5) : 0;
+  *ordinal = strcmp(opt->device, "none") == 0 ? NO_GPU : 0;
+  if(*ordinal == NO_GPU || strcmp(opt->device, "auto") == 0 || target_cuda_ordinal(opt->device, ordinal))
+    return MF_OK;
+  return error_set(err, MF_ERR_USAGE, "verify: --device %s: expected auto, none, cuda or cuda:N", opt->device);
+}
+
+static enum mf_status open_gpu(const struct options *opt, int ordinal, struct verify_gpu *gpu, struct error *err)
+{
+  return ordinal != NO_GPU ? verify_gpu_open(ordinal, opt->timeout_ms, gpu, err) : error_set(err, MF_ERR_NO_DEVICE, "--device none");
 }
 
 static enum mf_status print_report(const struct options *opt, const struct report *rep, const char *path, struct error *err)
@@ -291,12 +302,15 @@ enum mf_status verify_command(const struct options *opt, const char *package_pat
   struct report rep = {.rows = NULL};
   struct verify_gpu gpu = {.ordinal = -1};
   struct error no_gpu = {.status = MF_OK};
-  enum mf_status rc = open_package(package_path, &pkg, err), gpu_rc = MF_OK;
+  int ordinal = 0;
+  enum mf_status rc = read_device(opt, &ordinal, err), gpu_rc = MF_OK;
+  if(rc == MF_OK)
+    rc = open_package(package_path, &pkg, err);
   if(rc == MF_OK)
     rc = collect_rows(pkg, &rep, err);
   if(rc != MF_OK)
     goto out;
-  gpu_rc = verify_gpu_open(device_ordinal(opt->device), opt->timeout_ms, &gpu, &no_gpu);
+  gpu_rc = open_gpu(opt, ordinal, &gpu, &no_gpu);
   if(gpu_rc == MF_OK)
     gpu_rc = run_all(&gpu, pkg, &rep);
   rc = print_report(opt, &rep, package_path, err);

@@ -195,7 +195,8 @@ static _Noreturn void become_worker(const char *const *argv, int fd, int report,
   sigset_t none;
   int null, problem;
   sigemptyset(&none);
-  if(prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || sigprocmask(SIG_SETMASK, &none, NULL) != 0 || signal(SIGINT, SIG_IGN) == SIG_ERR)
+  if(prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || sigprocmask(SIG_SETMASK, &none, NULL) != 0 || signal(SIGINT, SIG_IGN) == SIG_ERR ||
+     signal(SIGTERM, SIG_IGN) == SIG_ERR || signal(SIGHUP, SIG_IGN) == SIG_ERR)
     goto fail;
   if(getppid() != parent) /* it died before the prctl */
     _exit(EXIT_FAILURE);
@@ -324,6 +325,7 @@ static enum mf_status report_death(struct worker *w, struct error *err)
   int status;
   if(!reap(w, EXIT_GRACE_MS, &status))
     return error_set(err, MF_ERR_WORKER, "worker '%s' (process %d) closed its socket but did not end; it was killed", w->role, pid);
+  w->killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
   if(!WIFSIGNALED(status))
     return error_set(err, MF_ERR_WORKER, "worker '%s' (process %d) died: exit code %d", w->role, pid, WEXITSTATUS(status));
   return error_set(err, MF_ERR_WORKER, "worker '%s' (process %d) died: killed by signal %d (%s)", w->role, pid, WTERMSIG(status),

@@ -2,8 +2,8 @@
  *
  * A child is this program re-executed (`moeforge --worker ROLE FD`), never a bare fork. Parent and child exchange *frames* over a socket pair:
  * a JSON header and up to two binary blobs. The child dies when the parent's end closes (it reads end of file) and by PR_SET_PDEATHSIG (which
- * follows the thread that started it). It ignores SIGINT, so that the parent decides what an interrupt means; its standard input is /dev/null and
- * its standard output is the parent's standard error.
+ * follows the thread that started it). It ignores SIGINT, SIGTERM and SIGHUP, which a terminal or a service manager sends to the whole group, so that
+ * the parent decides what an interrupt means; its standard input is /dev/null and its standard output is the parent's standard error.
  *
  *   frame: u32 magic, u32 head bytes, u32 blob bytes, u32 second blob bytes, head, blob, second blob */
 #ifndef MOEFORGE_TUNER_WORKER_H
@@ -11,6 +11,7 @@
 
 #include "error.h"
 #include <jansson.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <sys/types.h>
 
@@ -18,6 +19,7 @@ struct worker {
   pid_t pid;      /* 0: not running */
   int fd;         /* parent's end, -1 */
   char role[16];  /* "compile", "check", "time", "probe" */
+  bool killed;    /* the last child was ended by a SIGKILL that is not ours: by the out-of-memory killer or a person; its work is not to blame */
 };
 
 /* Owns head and blobs; frame_free() ends it. */

@@ -9,9 +9,12 @@ MF_DEVICE int thread_index() { return threadIdx.x; }
 // Index of the thread in its warp.
 MF_DEVICE int lane_index() { return threadIdx.x & 31; }
 
-// Index of the warp in its CTA. Goes through shfl.sync so that the compiler knows it to be uniform: what derives from it
-// (matrix descriptors, barrier addresses) then lives in uniform registers.
-MF_DEVICE int warp_index() { return __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0); }
+// Index of the warp in its CTA. Goes through redux.sync, whose result is a uniform register: what derives from it (matrix
+// descriptors, barrier addresses) then stays in uniform registers, which some instructions ask for.
+MF_DEVICE int warp_index() { return (int)__reduce_max_sync(0xffffffffu, threadIdx.x >> 5); }
+
+// No instruction: v is computed before this point, not where it is first needed (say, behind the wait that follows).
+MF_DEVICE void compute_now(int &v) { asm volatile("" : "+r"(v)); }
 
 // Index of the CTA in the grid.
 MF_DEVICE int cta_index() { return blockIdx.x; }

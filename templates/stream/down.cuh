@@ -15,7 +15,8 @@
 // How the work is shared out (Layout: kSlab, kDownSlots, kDownPieces):
 //   16 rows, two slots per stage:  a warpgroup takes every other slot; slabs are the k-blocks of h (up.cuh, slab trick)
 //   16 rows, one slot per stage:   a warpgroup takes four of the k-blocks
-//   else:                          plain m64n8 per k-block; the warpgroups take turns at k-blocks
+//   else:                          plain m64n8 per k-block; the warpgroups take turns at stages. The last slots' h comes
+//                                  all at once, and then two warpgroups are through with them in half the time.
 #pragma once
 #include "stream/up.cuh"
 
@@ -23,7 +24,7 @@ namespace stream {
 
 template <class L>
 struct DownTile {
-  static constexpr int kProducts = L::kSlab ? 1 : L::kDownKBlocks / 2; // accumulator sets per stage and group
+  static constexpr int kProducts = L::kSlab ? 1 : L::kDownKBlocks; // accumulator sets per stage and h group
   static constexpr int kAccumulators = L::kSlab ? 16 : 4;
   float d[kProducts][kAccumulators];
 
@@ -34,8 +35,8 @@ struct DownTile {
     for(int j = 0; j < kProducts; ++j) {
       MF_UNROLL
       for(int i = 0; i < 4; ++i) {
-        const uint64_t rows = hw::advance_descriptor(a, j * 2 * L::kDownKBlockBytes + 32 * i);
-        const uint64_t columns = hw::advance_descriptor(b, j * 2 * 1024 + 32 * i);
+        const uint64_t rows = hw::advance_descriptor(a, j * L::kDownKBlockBytes + 32 * i);
+        const uint64_t columns = hw::advance_descriptor(b, j * 1024 + 32 * i);
         if constexpr(L::kSlab)
           hw::wgmma_n32(d[j], rows, columns, i);
         else
@@ -80,44 +81,51 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
     high_block = smaller((first_row + 16 * w4 + 8) / 128 - first, 1);
   }
 
-  // The warp's first k-block, and whether there is one (a slab product always has four).
-  const int own_block = kAlternate ? w4 : L::kSlab ? group * 4 + w4 : group;
+  // The warp's k-block (plain tiles: all of the stage's, from 0 on), and whether there is one (a slab product always has four).
+  const int own_block = kAlternate ? w4 : L::kSlab ? group * 4 + w4 : 0;
   const bool exists = own_block < L::kHBlocks;
   const int block0 = exists ? own_block : 0;
-  constexpr int kTileStep = kAlternate ? L::kDownCopyBytes : L::kSlab ? L::kStageBytes / 2 : L::kDownKBlockBytes;
-  constexpr int kHStep = kAlternate ? 0 : L::kSlab ? 4 : 1;
+  constexpr int kTileStep = kAlternate ? L::kDownCopyBytes : L::kSlab ? L::kStageBytes / 2 : 0;
+  constexpr int kHStep = L::kSlab && !kAlternate ? 4 : 0;
   const uint64_t tile0 = hw::matrix_descriptor(sm.ring[0] + group * kTileStep);
   const uint64_t h0 = hw::matrix_descriptor(sm.h[0][0] + group * kHStep * 1024);
   const float *w_scale = &sm.down_scale[0][0][block0];
   const float *h_scale = &sm.cleared.h_scale[0][block0][column];
 
+  int turn = group; // plain tiles: the warpgroup's stages are those at which this is even
   MF_LOOP
   for(int slot = kAlternate ? group : 0; slot < active; slot += L::kDownSlots) {
-    const uint64_t groups = sm.cleared.columns[slot].groups;
     MF_LOOP
-    for(int piece = 0; piece < L::kDownPieces; ++piece) {
+    for(int piece = 0; piece < L::kDownPieces; ++piece, ++turn) {
+      if(!L::kSlab && (turn & 1)) { // the other warpgroup's: nothing but the hand-over
+        hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitDownStage);
+        if(c.lane == 0)
+          hw::mbarrier_arrive(&sm.barrier.empty[ring.stage]);
+        ring.advance();
+        continue;
+      }
+      // Everything that does not depend on the stage's data or on h comes before the waits.
       float low_scale[kProducts], high_scale[kProducts];
       MF_UNROLL
       for(int j = 0; j < kProducts; ++j) {
-        const float *s = w_scale + slot * (L::kDownRowBlocks * L::kHBlocks) + piece * L::kDownKBlocks + 2 * j;
+        const float *s = w_scale + slot * (L::kDownRowBlocks * L::kHBlocks) + piece * L::kDownKBlocks + j;
         low_scale[j] = s[low_block * L::kHBlocks];
         high_scale[j] = L::kDownRowBlocks == 2 ? s[high_block * L::kHBlocks] : low_scale[j];
       }
-      hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitDownStage);
-      if(piece == 0)
-        hw::wait_shared_at_least(&sm.h_loaded[slot % L::kHLoaders], slot / L::kHLoaders + 1, c.dog, L::kWaitH);
       const uint64_t tile_rows = hw::advance_descriptor(tile0, ring.stage * L::kStageBytes);
-      uint64_t left = groups;
+      uint64_t left = sm.cleared.columns[slot].groups;
+      int g = hw::lowest_bit(left) >> 3;
+      hw::compute_now(g);
+      hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitDownStage);
+      hw::wait_shared_at_least(&sm.h_loaded[slot % L::kHLoaders], slot / L::kHLoaders + 1, c.dog, L::kWaitH);
       MF_LOOP
-      do { // usually once
-        const int g = hw::lowest_bit(left) >> 3;
-        const uint32_t mine = exists ? (uint32_t)(left >> (8 * g)) >> column : 0u;
-        left &= ~(255ull << (8 * g));
+      for(;;) { // usually once
         Tile tile;
         tile.multiply(tile_rows, hw::advance_descriptor(h0, (g * L::kHBlocks + piece * L::kDownKBlocks) * 1024));
+        const uint32_t mine = exists ? (uint32_t)(left >> (8 * g)) >> column : 0u;
         MF_UNROLL
         for(int j = 0; j < kProducts; ++j) {
-          const hw::F32x2 sh = *(const hw::F32x2 *)(h_scale + (g * L::kHBlocks + piece * L::kDownKBlocks + 2 * j) * 8);
+          const hw::F32x2 sh = *(const hw::F32x2 *)(h_scale + (g * L::kHBlocks + piece * L::kDownKBlocks + j) * 8);
           float o[4];
           tile.own(o, j, w4);
           if(mine & 1) {
@@ -129,7 +137,11 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
             sum[3] = hw::fma_rn(o[3], high_scale[j] * sh.y, sum[3]);
           }
         }
-      } while(left != 0);
+        left &= ~(255ull << (8 * g));
+        if(left == 0)
+          break;
+        g = hw::lowest_bit(left) >> 3;
+      }
       if(c.lane == 0)
         hw::mbarrier_arrive(&sm.barrier.empty[ring.stage]);
       ring.advance();

@@ -72,21 +72,21 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
   const int log_scorers = Selection<L>::log_warps(c.p.tokens); // warps per token
   const int token = consumer >> log_scorers, part = consumer & ((1 << log_scorers) - 1);
   const bool scores = is_consumer && token < c.p.tokens, routes = scores && part == 0;
-  const bool scouting = c.p.tokens == 1 && c.warp == L::kScoutWarp;
   Selection<L> selection;
   if(scores)
     selection.load(c, token, part); // ahead of all other loads: the weights wait for it
-  if(scouting)
-    selection.scout(c);
   const uint32_t launch = ((const uint32_t *)c.workspace(MF_STREAM_WS_LAUNCHES))[c.cta];
+  XFront<L> front(c);
+  if(c.p.tokens > 1)
+    front.start();
   clear_tables(c);
   hw::sync_cta();
-  XFront<L> front(c);
-  front.start();
+  if(c.p.tokens == 1) // there is time for x, and without its loads the logits come sooner
+    front.start();
   if(scores)
     selection.score_experts(c, token, part);
-  if(routes || scouting)
-    select_experts(c, selection, scouting ? 0 : token, scouting);
+  if(routes)
+    select_experts(c, selection, token);
   front.quantise();
   hw::barrier_sync(L::kBarrierListed, L::kThreads);
 

@@ -68,7 +68,6 @@ struct Layout {
   static constexpr int kWarps = kHelpers <= 4 ? 13 : 9 + kHelpers;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kFrontWarps = kWarps - 1; // all but the producer: they quantise x
-  static constexpr int kScoutWarp = kWarps > 13 ? kWarps - 1 : -1; // route.cuh, "The scout"; -1: no warp can be spared
   MF_DEVICE static int helper_of(int warp) { return warp < kConsumerWarp ? warp : warp - 9; }
 
   // --- Named barriers (0 is the whole CTA) ---

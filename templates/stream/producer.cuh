@@ -28,7 +28,11 @@ struct RingWriter {
   uint32_t oldest_parity = 0;
   int in_flight = 0;
 
-  MF_DEVICE explicit RingWriter(const Context<L> &context) : c(context) { set_limit(c.p.flight); }
+  MF_DEVICE explicit RingWriter(const Context<L> &context) : c(context)
+  {
+    set_limit(c.p.flight);
+    hw::compute_now(limit);
+  }
   MF_DEVICE void set_limit(int stages) { limit = smaller(stages, L::kRingStages); }
   MF_DEVICE bool full() const { return in_flight >= limit; }
 
@@ -121,7 +125,11 @@ struct UpTurn {
   int unit, slot, feature_block; // the unit's slot, and which of the slot's kUnits it is
   int k;                         // the first chunk of k
 
-  MF_DEVICE explicit UpTurn(const Context<L> &context) : c(context), static_rounds(context.static_rounds()) { locate(c.cta); }
+  MF_DEVICE explicit UpTurn(const Context<L> &context) : c(context), static_rounds(context.static_rounds())
+  {
+    locate(c.cta);
+    hw::compute_now(slot), hw::compute_now(feature_block), hw::compute_now(k);
+  }
 
   MF_DEVICE void locate(int u)
   {

@@ -106,11 +106,10 @@ struct XFront {
   {
     // The warp's index again, but not known to be uniform: the address arithmetic below is faster in vector registers.
     const uint32_t warp = (uint32_t)hw::thread_index() >> 5;
-    const bool spare = c.p.tokens == 1; // four consumer warps (they route) and the scout, which is the last warp
-    const bool spared = spare && (warp - L::kConsumerWarp < 4u || warp == (uint32_t)L::kScoutWarp);
+    const bool spare = c.p.tokens == 1; // the four consumer warps that route
     worker = warp - (warp > L::kProducerWarp) - (spare && warp > L::kConsumerWarp ? 4 : 0);
-    workers = L::kFrontWarps - (spare ? 4 + (L::kScoutWarp >= 0) : 0);
-    steps = spared ? 0 : c.p.tokens * kTokenSteps;
+    workers = L::kFrontWarps - (spare ? 4 : 0);
+    steps = spare && warp - L::kConsumerWarp < 4u ? 0 : c.p.tokens * kTokenSteps;
     rotation = c.cta * steps / L::kGridCtas;
   }
 
@@ -137,7 +136,7 @@ struct XFront {
     }
   }
 
-  // The first batch. Not before sync_cta: the logits should come first.
+  // Issues the loads of the first batch.
   MF_DEVICE void start()
   {
     if(steps > 0)

@@ -1,15 +1,18 @@
 // route.cuh - from router logits to the list of active experts, ranks and weights.
 //
-// Who runs it   select_experts, publish_ranks: consumer warp t of 0..7 for token t. list_experts: the producer warp.
+// Who runs it   Each token has 1, 2 or 4 successive consumer warps (Selection::log_warps). All of them: score_experts. The
+//               first, its router: select_experts, publish_ranks. list_experts: the producer warp.
 //               Every CTA routes all tokens for itself: that is faster than waiting for another CTA's answer.
 // Reads         logits, bias (global).
 // Writes        one token: experts[], active_first, active (in the order of picks). More: token_mask[], from which the
 //               producer makes experts[], slot_of[] and active in the order of expert indices. Then rank[], weight[],
 //               columns[]. The last CTA also writes ids and weights to the workspace. NaN: a bit of the status word.
-// Waits for     nothing but sync_cta (the tables are cleared). The producer waits at kBarrierRouted, with one token also at
-//               kBarrierPicked; publish_ranks runs behind kBarrierListed.
+//               Where h will be: scores and orders of the token's experts (Layout::Scores), for its router.
+// Waits for     sync_cta (the tables are cleared); a router that has helpers for them at kBarrierScored + token. The producer
+//               waits at kBarrierRouted, with one token also at kBarrierPicked; publish_ranks runs behind kBarrierListed.
 // Visible by    the named barriers, each behind a sync_warp of the writers.
-// No deadlock   routers only arrive at kBarrierRouted and kBarrierPicked; the producer waits for nobody else there.
+// No deadlock   helpers only arrive at kBarrierScored, routers at kBarrierRouted and kBarrierPicked; the producer waits for
+//               nobody else there.
 #pragma once
 #include "stream/layout.cuh"
 
@@ -118,13 +121,6 @@ struct PackedSelection {
   }
 
   MF_DEVICE void score_experts(const Context<L> &, int, int) {}
-
-  MF_DEVICE void scout(const Context<L> &c) // any logits, without waiting for them
-  {
-    MF_UNROLL
-    for(int i = 0; i < kCount / 2; ++i)
-      raw[i] = c.lane;
-  }
 
   MF_DEVICE void prepare(const Context<L> &c, int)
   {
@@ -271,18 +267,17 @@ struct OrderedSelection {
   {
     auto &scores = c.sm.scores;
     const int count = pairs_of_warp(c), barrier_threads = 32 << log_warps(c.p.tokens);
-    int pair = first_pair(c, part);
-    MF_LOOP
-    for(int i = 0; i < count; ++i, pair += 32) {
+    const int first = first_pair(c, part);
+    MF_UNROLL
+    for(int i = 0; i < kPairs; ++i) {
+      if(i >= count)
+        break;
       hw::F32x2 score;
       hw::U32x2 order;
-      score_one(logit[0].x, bias[0].x, score.x, order.x);
-      score_one(logit[0].y, bias[0].y, score.y, order.y);
-      ((hw::F32x2 *)scores.score[token])[pair] = score;
-      ((hw::U32x2 *)scores.order[token])[pair] = order;
-      MF_UNROLL
-      for(int j = 0; j + 1 < kPairs; ++j)
-        logit[j] = logit[j + 1], bias[j] = bias[j + 1];
+      score_one(logit[i].x, bias[i].x, score.x, order.x);
+      score_one(logit[i].y, bias[i].y, score.y, order.y);
+      ((hw::F32x2 *)scores.score[token])[first + 32 * i] = score;
+      ((hw::U32x2 *)scores.order[token])[first + 32 * i] = order;
     }
     if(barrier_threads == 32)
       hw::sync_warp();
@@ -291,8 +286,6 @@ struct OrderedSelection {
     else
       hw::barrier_arrive(L::kBarrierScored + token, barrier_threads);
   }
-
-  MF_DEVICE void scout(const Context<L> &) {} // whatever is in shared memory will do
 
   MF_DEVICE void read_orders(const Context<L> &c, int token, uint32_t (&order)[kCount]) const
   {
@@ -392,13 +385,15 @@ struct OrderedSelection {
   }
 
   // All picks. Equal values: the lowest lane that holds one, and in it the lowest index, that is the lowest expert.
+  // Unrolled although it is rarely run: with a loop here, the compiler no longer trusts the warp to be converged afterwards,
+  // and keeps matrix descriptors out of uniform registers in the whole of the kernel.
   MF_DEVICE void pick_by_full_values(const Context<L> &c)
   {
     uint32_t left[kCount];
     MF_UNROLL
     for(int i = 0; i < kCount; ++i)
       left[i] = stays ? order_of[i] : 0u;
-    MF_LOOP
+    MF_UNROLL
     for(int j = 0; j < L::kTopK; ++j) {
       uint32_t head = left[0];
       MF_UNROLL
@@ -406,13 +401,15 @@ struct OrderedSelection {
         head = left[i] > head ? left[i] : head;
       const uint32_t best = hw::reduce_max(head);
       const int owner = hw::lowest_bit(hw::ballot(head == best));
+      bool own = c.lane == owner;
       int index = 0;
       MF_UNROLL
-      for(int i = kCount - 1; i >= 0; --i)
-        index = left[i] == best ? i : index;
-      MF_UNROLL
-      for(int i = 0; i < kCount; ++i)
-        left[i] = c.lane == owner && i == index ? 0u : left[i];
+      for(int i = 0; i < kCount; ++i) {
+        const bool take = own && left[i] == best;
+        left[i] = take ? 0u : left[i];
+        index = take ? i : index;
+        own = own && !take;
+      }
       const uint32_t taken = owner * kCount + hw::shuffle(index, owner);
       if(c.lane == j)
         queue.mine = (best & 0xFFFFFF00u) | (0xFFu - taken);
@@ -466,12 +463,8 @@ MF_DEVICE int append_picks(const Context<L> &c, const Selection<L> &selection, b
 
 // Picks the token's experts and tells the producer.
 // One token: the producer is woken as soon as those are known that the first units need.
-//
-// The scout. All of this runs once per launch, and with one token it is the instruction cache that it waits for. So another
-// warp, which has no work yet, runs through the same code with any values (`scouting`) while the router waits for its
-// logits. It changes nothing and tells nobody.
 template <class L>
-MF_DEVICE void select_experts(const Context<L> &c, Selection<L> &selection, int token, bool scouting)
+MF_DEVICE void select_experts(const Context<L> &c, Selection<L> &selection, int token)
 {
   constexpr int kTopK = L::kTopK;
   constexpr int kNeeded = (L::kGridCtas - 1) / L::kUnits + 1; // slots that the grid's first units belong to
@@ -479,7 +472,7 @@ MF_DEVICE void select_experts(const Context<L> &c, Selection<L> &selection, int 
   auto &sm = c.sm;
   selection.prepare(c, token);
   bool all = selection.template pick<0, kFirst>(c);
-  if(!scouting && c.p.tokens == 1) {
+  if(c.p.tokens == 1) {
     const int count = append_picks<L, 0, kFirst>(c, selection, all);
     if(c.lane == 0)
       sm.active_first = count;
@@ -488,8 +481,6 @@ MF_DEVICE void select_experts(const Context<L> &c, Selection<L> &selection, int 
   }
   if constexpr(kFirst < kTopK)
     all = selection.template pick<kFirst, kTopK>(c);
-  if(scouting)
-    return;
   if(c.p.tokens == 1) {
     const int count = append_picks<L, kFirst, kTopK>(c, selection, all);
     if(c.lane == 0)
