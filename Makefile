@@ -14,7 +14,7 @@ CUDA_INCLUDE ?= $(CUDA_HOME)/include
 export CUDA_INCLUDE
 # The jobs at a time of tune, test, check and lint, unless make was told with -j.
 JOBS     ?= $(shell nproc)
-PARALLEL  = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS)) --no-print-directory
+PARALLEL  = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS)) --no-print-directory --silent
 
 WARN     := -Wall -Wextra -Werror -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Wvla
 OPT      := $(if $(SANITIZE),-O1 -g -fsanitize=address,-O2 -g)$(if $(SANITIZE), -fsanitize=undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
@@ -84,7 +84,7 @@ bootstrap:
 SPEC ?= $(if $(wildcard /dev/nvidia0),specs/models/qwen3.5-35b-a3b.yaml,specs/models/tiny.yaml)
 tune:
 	@scripts/bootstrap.sh build
-	@$(MAKE) $(PARALLEL) --silent $(BUILD)/moeforge
+	@$(MAKE) $(PARALLEL) $(BUILD)/moeforge
 	$(BUILD)/moeforge tune $(SPEC)
 
 # Both builds, both runs of the suites and the analysis share the cores: what waits leaves its core to another.

@@ -175,9 +175,9 @@ enum mf_status store_ship(struct store *st, const char *path, struct error *err)
 
 enum mf_status store_ship_check(const struct store *st, const char *path, struct error *err)
 {
-  struct store *mem;
+  struct store *mem = NULL;
   enum mf_status rc = new_mem(path, &mem, err);
-  if(rc == MF_OK)
+  if(rc == MF_OK && mem != NULL)
     rc = take_place(mem, st, err);
   if(rc == MF_OK)
     rc = load_or_create(mem, err);
