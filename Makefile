@@ -96,9 +96,9 @@ everything: all check check-sanitized lint
 check-sanitized:
 	@$(MAKE) SANITIZE=1 BUILD=$(BUILD)-asan check
 
-# A suite prints its result, all that it said if it failed, and its seconds. The longest one starts first.
-SUITES := $(TESTS:$(BUILD)/tests/%=run-%)
-RUN := $(filter run-test_tune,$(SUITES)) $(filter-out run-test_tune,$(SUITES))
+# A suite prints its result, all that it said if it failed, and its seconds. The longest ones start first.
+LONGEST := run-test_tune $(filter run-test_cli%,$(TESTS:$(BUILD)/tests/%=run-%))
+RUN := $(LONGEST) $(filter-out $(LONGEST),$(TESTS:$(BUILD)/tests/%=run-%))
 check: $(BUILD)/moeforge $(BUILD)/libmoeforge.so $(BUILD)/tests/libfakecuda.so $(BUILD)/tests/libfakegpu.so $(TESTS)
 	@$(MAKE) $(PARALLEL) --keep-going $(RUN)
 	@echo "$(BUILD): all $(words $(TESTS)) suites passed"

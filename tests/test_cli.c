@@ -1,108 +1,12 @@
-/* test_cli.c - the tool under adverse conditions: whatever is wrong, there is one clear line on standard error and the documented exit code, nothing that was
- * there before is lost, and no process or half a file is left. What goes right is tested by test_tune.c.
- *
- * One tuning on the scripted GPU is made for all tests (seed); each test works on copies of its files. */
-#include "tool_fixture.h"
-
-#include <dirent.h>
-#include <sched.h>
-#include <sqlite3.h>
-#include <sys/mount.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-
-#define TUNE "tune specs/models/tiny.yaml --tokens 1 --effort quick --jobs 2"
-#define GPU "sms=132"
-
-static struct tool seed, tool;
-
-/* ---- helpers ---- */
-/* Runs a shell command in the test's folder; it must succeed. */
-static void shell(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-static void shell(const char *fmt, ...)
-{
-  char command[2048], whole[2400];
-  va_list args;
-  va_start(args, fmt);
-  vsnprintf(command, sizeof(command), fmt, args);
-  va_end(args);
-  snprintf(whole, sizeof(whole), "cd '%s' && { %s\n}", tool.folder, command);
-  ck_assert_msg(system(whole) == 0, "%s", whole);
-}
-
-static void make_seed(void)
-{
-  tool_begin(&seed);
-  setenv("MOEFORGE_LOCK_DIR", seed.folder, 1);
-  tool_gpu(&seed, "libfakegpu.so", GPU);
-  tool_run(&seed, TUNE);
-  tool_expect(&seed, 0);
-  tool_run(&seed, "export tiny -o %s/p.moeforge", seed.folder);
-  tool_expect(&seed, 0);
-}
-
-static void remove_seed(void)
-{
-  tool_end(&seed);
-}
-
-static void begin(void)
-{
-  tool_begin(&tool);
-  setenv("MOEFORGE_LOCK_DIR", tool.folder, 1); /* other suites tune on the same GPU */
-  shell("cp '%s'/*.db '%s'/p.moeforge .", seed.folder, seed.folder);
-}
-
-static void end(void)
-{
-  tool_end(&tool);
-}
-
-static int lines(const char *text)
-{
-  int count = 0;
-  for(; *text != '\0'; text++)
-    count += *text == '\n';
-  return count;
-}
-
-/* The last run ended with 'code' and one line that says 'text'. */
-static void refused(int code, const char *text)
-{
-  tool_expect(&tool, code);
-  tool_says(&tool, err, text);
-  ck_assert_msg(lines(tool.err) == 1 && strncmp(tool.err, "moeforge: ", 10) == 0, "expected one line: %s", tool.err);
-}
-
-/* The same, behind lines of progress. */
-static void ended(int code, const char *text)
-{
-  tool_expect(&tool, code);
-  tool_says(&tool, err, text);
-  ck_assert_msg(strstr(tool.err, "moeforge: ") != NULL && lines(strstr(tool.err, "moeforge: ")) == 1, "expected one line of error: %s", tool.err);
-}
-
-static double number(const char *sql)
-{
-  char path[512];
-  sqlite3 *db;
-  sqlite3_stmt *stmt;
-  double value;
-  snprintf(path, sizeof(path), "%s/work.db", tool.folder);
-  ck_assert_int_eq(sqlite3_open_v2(path, &db, SQLITE_OPEN_READONLY, NULL), SQLITE_OK);
-  ck_assert_msg(sqlite3_prepare_v2(db, sql, -1, &stmt, NULL) == SQLITE_OK, "%s: %s", sql, sqlite3_errmsg(db));
-  ck_assert_int_eq(sqlite3_step(stmt), SQLITE_ROW);
-  value = sqlite3_column_double(stmt, 0);
-  sqlite3_finalize(stmt);
-  sqlite3_close(db);
-  return value;
-}
+/* test_cli.c - the tool and what it is given: whatever is wrong with a command line or a file, there is one clear line on standard error and the documented exit
+ * code, and nothing that was there before is lost. What goes right is tested by test_tune.c; GPUs and processes by test_cli_gpu.c. */
+#include "cli_fixture.h"
 
 /* ---- command lines ---- */
 static const struct {
   const char *words, *text;
 } usage[] = {
-    {"", "unknown command \"\""},
+    {"", "no command given"},
     {"frobnicate", "unknown command \"frobnicate\""},
     {"tune", "expected one or more spec files"},
     {"show a b", "at most one shape"},
@@ -129,7 +33,7 @@ static const struct {
 START_TEST(wrong_command_lines)
 {
   tool_run(&tool, "%s", usage[_i].words);
-  refused(2, usage[_i].text);
+  ended(2, usage[_i].text);
 }
 END_TEST
 
@@ -268,27 +172,6 @@ START_TEST(bad_shipped_file)
 END_TEST
 
 /* ---- places that cannot be written ---- */
-static bool put(const char *path, const char *text)
-{
-  FILE *f = fopen(path, "w");
-  const bool good = f != NULL && fputs(text, f) >= 0;
-  return f != NULL && fclose(f) == 0 && good;
-}
-
-/* A file system of the test's own, until it ends, on the folder "small" of its folder. False where this user may not mount. */
-static bool mount_small(const char *options)
-{
-  const bool root = geteuid() == 0;
-  char path[300], map[64];
-  snprintf(map, sizeof(map), "0 %ld 1", (long)geteuid());
-  snprintf(path, sizeof(path), "%s/small", tool.folder);
-  if(mkdir(path, 0777) != 0 || unshare(CLONE_NEWNS | (root ? 0 : CLONE_NEWUSER)) != 0)
-    return false;
-  if(!root && (!put("/proc/self/setgroups", "deny") || !put("/proc/self/uid_map", map)))
-    return false;
-  return mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 && mount("tmpfs", path, "tmpfs", 0, options) == 0;
-}
-
 START_TEST(read_only_folder)
 {
   char place[300];
@@ -313,37 +196,7 @@ START_TEST(read_only_folder)
   refused(5, "/x.moeforge: cannot create a file");
   tool_run(&tool, "spec import tests/data/hf/deepseek-v3.1/config.json --tp 8 -o %s/x.yaml", place);
   refused(5, "/x.yaml: cannot write");
-}
-END_TEST
-
-/* Full at ever later steps. What was stored until then is there, and when there is room the rest is done. */
-START_TEST(full_disk)
-{
-  static const int kilobytes[] = {16, 150, 400, 600, 700};
-  char options[32], place[300];
-  struct rlimit limit;
-  const bool mounted = mount_small("size=16k");
-  snprintf(place, sizeof(place), "%s/small", tool.folder);
-  tool_gpu(&tool, "libfakegpu.so", GPU);
-  for(size_t i = 0; i < sizeof(kilobytes) / sizeof(kilobytes[0]); i++) {
-    snprintf(options, sizeof(options), "size=%dk", kilobytes[i]);
-    if(mounted)
-      ck_assert_int_eq(mount("tmpfs", place, NULL, MS_REMOUNT, options), 0);
-    ck_assert_int_eq(getrlimit(RLIMIT_FSIZE, &limit), 0);
-    limit.rlim_cur = mounted ? RLIM_INFINITY : (rlim_t)kilobytes[i] * 256;
-    ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
-    tool_run(&tool, TUNE " --store=%s/w.db --db=%s/s.db --gen=%s/gen", place, place, place);
-    if(mounted || tool.code != 0) /* a limit of the file size is not met by every step */
-      ended(5, tool.code == 0 ? "" : mounted ? "space" : "s");
-    shell("test -z \"`find small -name '*.tmp' -o -name '*.ref.*' -o -name '*.new' -o -name '*.lock'`\"");
-  }
-  limit.rlim_cur = limit.rlim_max;
-  ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
-  if(mounted)
-    ck_assert_int_eq(mount("tmpfs", place, NULL, MS_REMOUNT, "size=8m"), 0);
-  tool_run(&tool, TUNE " --store=%s/w.db --db=%s/s.db --gen=%s/gen", place, place, place);
-  tool_expect(&tool, 0);
-  tool_says(&tool, err, " 0 kernels compiled, 1 from the store");
+  umount2(place, MNT_DETACH);
 }
 END_TEST
 
@@ -384,6 +237,37 @@ START_TEST(export_of_what_is_not_there)
   shell("test ! -e x");
   tool_run(&tool, "export tiny -o %s/x --allow-predicted", tool.folder);
   tool_expect(&tool, 0);
+}
+END_TEST
+
+/* ---- packages ---- */
+static const struct {
+  const char *damage;
+  int code;
+  const char *text;
+} bad_packages[] = {
+    {"rm p.moeforge", 5, "cannot open it"},
+    {"rm p.moeforge; mkdir p.moeforge", 5, "not a regular file"},
+    {"rm p.moeforge; mkfifo p.moeforge", 5, "not a regular file"},
+    {": >p.moeforge", 20, "not a moeforge package"},
+    {"cp work.db p.moeforge", 20, "not a moeforge package"},
+    {"truncate -s 50 p.moeforge", 20, "is damaged"},
+    {"truncate -s 30000 p.moeforge", 20, "truncated or appended to"},
+    {"echo >>p.moeforge", 20, "truncated or appended to"},
+    {"printf X | dd of=p.moeforge bs=1 seek=90 conv=notrunc 2>dd", 20, "SHA-256 differs"},
+    {"printf X | dd of=p.moeforge bs=1 seek=600 conv=notrunc 2>dd", 20, "section manifest: SHA-256 differs"},
+    {"printf X | dd of=p.moeforge bs=1 seek=30000 conv=notrunc 2>dd", 20, "section cubins: SHA-256 differs"},
+    {"printf '\\002' | dd of=p.moeforge bs=1 seek=8 conv=notrunc 2>dd", 21, "format version 2"},
+};
+
+START_TEST(bad_package)
+{
+  shell("%s", bad_packages[_i].damage);
+  tool_run(&tool, "verify %s/p.moeforge", tool.folder);
+  refused(bad_packages[_i].code, bad_packages[_i].text);
+  tool_gpu(&tool, "libfakegpu.so", GPU);
+  tool_run(&tool, "verify %s/p.moeforge --json", tool.folder);
+  refused(bad_packages[_i].code, bad_packages[_i].text);
 }
 END_TEST
 
@@ -428,234 +312,9 @@ START_TEST(bad_template)
 }
 END_TEST
 
-/* ---- GPUs ---- */
-START_TEST(no_gpu)
-{
-  tool_run(&tool, TUNE " --device cuda");
-  refused(8, "install the NVIDIA driver");
-  tool_run(&tool, "bench tiny");
-  refused(8, "bench needs a GPU");
-  tool_run(&tool, "verify %s/p.moeforge", tool.folder);
-  refused(8, "hashes and structure are sound; the numbers need a GPU");
-  tool_run(&tool, "verify %s/p.moeforge --device none", tool.folder);
-  refused(8, "--device none");
-  tool_run(&tool, "doctor");
-  refused(8, "install the NVIDIA driver");
-  tool_run(&tool, "plan specs/models/tiny.yaml");
-  tool_expect(&tool, 0);
-}
-END_TEST
-
-/* A machine, the exit codes of tune and verify on it, and what they say. */
-static const struct {
-  const char *script;
-  int tune;
-  const char *tune_text;
-  int verify;
-  const char *verify_text;
-} machines[] = {
-    {"no_device", 0, "planning for", 8, "the numbers need a GPU"},
-    {"cc=80", 8, "compute capability 8.0: the kernels need 9.0", 23, "no kernel for this GPU"},
-    {"driver=11080", 25, "the driver (CUDA 11.8) is older than NVRTC", 25, "the driver is older than the kernel needs"},
-    {"sms=64", 0, "64 SMs", 26, "too few multiprocessors"},
-    {"name=Other", 0, "tuning on Other", 23, "nothing in it is for this GPU (Other)"},
-    {"oom", 15, "end other processes on the GPU", 15, "end other programs"},
-    {"load_fail", 9, "NO_BINARY_FOR_GPU", 23, "no kernel for this GPU"},
-    {"launch_fail", 9, "LAUNCH_FAILED", 9, "reported a failure"},
-    {"fault", 9, "ILLEGAL_ADDRESS", 9, "ILLEGAL_ADDRESS"},
-};
-
-START_TEST(machine)
-{
-  const bool right = machines[_i].tune == 0;
-  shell("rm *.db");
-  tool_gpu(&tool, "libfakecuda.so", machines[_i].script);
-  tool_run(&tool, "verify %s/p.moeforge", tool.folder);
-  refused(machines[_i].verify, machines[_i].verify_text);
-  if(right) { /* only how it begins: kernels do nothing on this GPU */
-    tool_run(&tool, "doctor");
-    ck_assert(tool.code == (strcmp(machines[_i].script, "no_device") == 0 ? 8 : 0));
-    return;
-  }
-  tool_run(&tool, TUNE);
-  ended(machines[_i].tune, machines[_i].tune_text);
-  ck_assert_int_eq(machines[_i].tune != 9 && machines[_i].tune != 15 ? 0 : (int)number("SELECT count(*) FROM check_result"), 0);
-}
-END_TEST
-
-/* The GPU is occupied: every kernel fails, and that must not be held against them when it is free again. */
-START_TEST(an_occupied_gpu_is_no_verdict)
-{
-  shell("rm *.db");
-  tool_gpu(&tool, "libfakegpu.so", GPU ",occupancy=0");
-  tool_run(&tool, TUNE);
-  ended(11, "no candidate passed the check");
-  tool_says(&tool, err, "COOPERATIVE_LAUNCH_TOO_LARGE");
-  tool_gpu(&tool, "libfakegpu.so", GPU);
-  tool_run(&tool, TUNE);
-  tool_expect(&tool, 0);
-  ck_assert_int_eq((int)number("SELECT count(*) FROM check_result WHERE NOT passed"), 0);
-  ck_assert_int_eq((int)number("SELECT count(*) FROM reject"), 0);
-}
-END_TEST
-
-START_TEST(bench_writes_nothing)
-{
-  tool_gpu(&tool, "libfakegpu.so", GPU);
-  tool_run(&tool, "bench tiny --tokens 2");
-  tool_expect(&tool, 14);
-  tool_says(&tool, err, "no winner serves --tokens 2");
-  tool_run(&tool, "bench nope --json");
-  refused(14, "no measured winners");
-  ck_assert_str_eq(tool.out, "");
-  shell("rm *.db");
-  tool_run(&tool, "bench tiny");
-  refused(14, "neither");
-  shell("test ! -e work.db");
-}
-END_TEST
-
-/* ---- packages ---- */
-static const struct {
-  const char *damage;
-  int code;
-  const char *text;
-} bad_packages[] = {
-    {"rm p.moeforge", 5, "cannot open it"},
-    {"rm p.moeforge; mkdir p.moeforge", 5, "not a regular file"},
-    {"rm p.moeforge; mkfifo p.moeforge", 5, "not a regular file"},
-    {": >p.moeforge", 20, "not a moeforge package"},
-    {"cp work.db p.moeforge", 20, "not a moeforge package"},
-    {"truncate -s 50 p.moeforge", 20, "is damaged"},
-    {"truncate -s 30000 p.moeforge", 20, "truncated or appended to"},
-    {"echo >>p.moeforge", 20, "truncated or appended to"},
-    {"printf X | dd of=p.moeforge bs=1 seek=90 conv=notrunc 2>dd", 20, "SHA-256 differs"},
-    {"printf X | dd of=p.moeforge bs=1 seek=600 conv=notrunc 2>dd", 20, "section manifest: SHA-256 differs"},
-    {"printf X | dd of=p.moeforge bs=1 seek=30000 conv=notrunc 2>dd", 20, "section cubins: SHA-256 differs"},
-    {"printf '\\002' | dd of=p.moeforge bs=1 seek=8 conv=notrunc 2>dd", 21, "format version 2"},
-};
-
-START_TEST(bad_package)
-{
-  shell("%s", bad_packages[_i].damage);
-  tool_run(&tool, "verify %s/p.moeforge", tool.folder);
-  refused(bad_packages[_i].code, bad_packages[_i].text);
-  tool_gpu(&tool, "libfakegpu.so", GPU);
-  tool_run(&tool, "verify %s/p.moeforge --json", tool.folder);
-  refused(bad_packages[_i].code, bad_packages[_i].text);
-}
-END_TEST
-
-/* ---- processes ---- */
-/* A child of 'parent', 0 if there is none. */
-static pid_t child_of(pid_t parent)
-{
-  DIR *proc = opendir("/proc");
-  struct dirent *entry;
-  pid_t found = 0;
-  ck_assert_ptr_nonnull(proc);
-  while((entry = readdir(proc)) != NULL && found == 0) {
-    char path[300], stat_line[512], *rest;
-    snprintf(path, sizeof(path), "/proc/%.20s", entry->d_name);
-    tool_slurp(path, "stat", stat_line, sizeof(stat_line));
-    rest = strrchr(stat_line, ')');
-    if(atoi(entry->d_name) > 0 && rest != NULL && atoi(rest + 3) == parent)
-      found = atoi(entry->d_name);
-  }
-  closedir(proc);
-  return found;
-}
-
-/* Waits until standard error says 'text' and the tool has a child; returns that. */
-static pid_t wait_for(pid_t pid, const char *text)
-{
-  for(int i = 0; i < 6000; i++) {
-    const pid_t child = child_of(pid);
-    tool_slurp(tool.folder, "stderr", tool.err, sizeof(tool.err));
-    if(strstr(tool.err, text) != NULL && child != 0)
-      return child;
-    usleep(10000);
-  }
-  kill(pid, SIGKILL);
-  ck_abort_msg("never came to \"%s\": %s", text, tool.err);
-}
-
-/* Killed from outside, by the out-of-memory killer for example: the work is done again, and no candidate is blamed. */
-START_TEST(killed_workers_cost_nothing)
-{
-  pid_t pid, child;
-  shell("rm *.db");
-  tool_gpu(&tool, "libfakegpu.so", GPU);
-  setenv("FAKEGPU_SLEEP_US", "100", 1);
-  pid = tool_start(&tool, TUNE);
-  wait_for(pid, "tiny: references:"); /* the first candidate of the first child is being checked */
-  usleep(300000);
-  child = child_of(pid);
-  ck_assert(child != 0 && kill(child, SIGKILL) == 0);
-  wait_for(pid, "tiny: check:");
-  usleep(400000);
-  child = child_of(pid);
-  ck_assert(child != 0 && kill(child, SIGKILL) == 0);
-  tool_wait(&tool, pid);
-  unsetenv("FAKEGPU_SLEEP_US");
-  tool_expect(&tool, 0);
-  tool_says(&tool, err, "killed by signal 9");
-  tool_says(&tool, err, "another one goes on");
-  ck_assert_int_eq((int)number("SELECT count(*) FROM check_result WHERE passed"), 9);
-  ck_assert_int_eq((int)number("SELECT count(*) FROM check_result WHERE NOT passed"), 0);
-  ck_assert_int_eq((int)number("SELECT count(*) FROM run WHERE outcome='ok'"), 1);
-  ck_assert_int_eq(child_of(getpid()), 0);
-}
-END_TEST
-
-/* What timeout(1), a terminal or a service manager does: all processes get the signal, twice. */
-START_TEST(a_signal_to_the_whole_group_is_an_interrupt)
-{
-  static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
-  pid_t pid;
-  shell("rm *.db");
-  setpgid(0, 0);
-  for(size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++) {
-    tool_gpu(&tool, "libfakegpu.so", GPU);
-    pid = tool_start(&tool, TUNE);
-    wait_for(pid, "tuning on");
-    usleep(100000);
-    signal(signals[i], SIG_IGN);
-    kill(0, signals[i]);
-    kill(0, signals[i]);
-    tool_wait(&tool, pid);
-    signal(signals[i], SIG_DFL);
-    ended(130, "interrupted");
-    ck_assert_int_eq((int)number("SELECT count(*) FROM run WHERE outcome='MF_ERR_INTERRUPTED'"), (int)i + 1);
-  }
-}
-END_TEST
-
-/* ---- the reference cache ---- */
-START_TEST(garbage_in_the_cache_is_no_verdict)
-{
-  shell("cp -r '%s/work.db.cache' .; for f in work.db.cache/*; do head -c `stat -c %%s $f` /dev/urandom >$f; done; rm *.db", seed.folder);
-  tool_gpu(&tool, "libfakegpu.so", GPU);
-  tool_run(&tool, TUNE);
-  tool_expect(&tool, 0);
-  ck_assert_double_lt(number("SELECT max(abs(worst)) FROM check_gate"), 1);
-  ck_assert_double_gt(number("SELECT max(worst) FROM check_gate"), 0);
-  shell("rm -r work.db work.db.cache; echo >work.db.cache");
-  tool_run(&tool, TUNE);
-  ended(5, "work.db.cache: expected a folder, found a file");
-}
-END_TEST
-
-#define ROWS(table) ((int)(sizeof(table) / sizeof((table)[0])))
-
 int main(void)
 {
-  Suite *suite = suite_create("cli");
-  TCase *tc = tcase_create("adverse");
-  SRunner *runner;
-  int failed;
-  tcase_add_unchecked_fixture(tc, make_seed, remove_seed);
-  tcase_add_checked_fixture(tc, begin, end);
+  TCase *tc = tcase_create("files");
   tcase_add_loop_test(tc, wrong_command_lines, 0, ROWS(usage));
   tcase_add_test(tc, long_command_lines);
   tcase_add_test(tc, help_is_given_to_any_command);
@@ -665,24 +324,10 @@ int main(void)
   tcase_add_loop_test(tc, bad_work_store, 0, ROWS(bad_stores));
   tcase_add_loop_test(tc, bad_shipped_file, 0, ROWS(bad_shipped));
   tcase_add_test(tc, read_only_folder);
-  tcase_add_test(tc, full_disk);
   tcase_add_test(tc, outputs_that_would_destroy);
   tcase_add_test(tc, export_of_what_is_not_there);
+  tcase_add_loop_test(tc, bad_package, 0, ROWS(bad_packages));
   tcase_add_test(tc, compiler_that_is_missing_or_no_compiler);
   tcase_add_loop_test(tc, bad_template, 0, ROWS(bad_templates));
-  tcase_add_test(tc, no_gpu);
-  tcase_add_loop_test(tc, machine, 0, ROWS(machines));
-  tcase_add_test(tc, an_occupied_gpu_is_no_verdict);
-  tcase_add_test(tc, bench_writes_nothing);
-  tcase_add_loop_test(tc, bad_package, 0, ROWS(bad_packages));
-  tcase_add_test(tc, killed_workers_cost_nothing);
-  tcase_add_test(tc, a_signal_to_the_whole_group_is_an_interrupt);
-  tcase_add_test(tc, garbage_in_the_cache_is_no_verdict);
-  tcase_set_timeout(tc, 120);
-  suite_add_tcase(suite, tc);
-  runner = srunner_create(suite);
-  srunner_run_all(runner, CK_NORMAL);
-  failed = srunner_ntests_failed(runner);
-  srunner_free(runner);
-  return failed == 0 ? 0 : 1;
+  return run_suite(suite_create("cli"), tc);
 }

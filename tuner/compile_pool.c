@@ -5,6 +5,7 @@
  * next job that the slot gets. */
 #include "compile_pool.h"
 #include "compile_worker.h"
+#include "progress.h"
 #include "strbuf.h"
 #include "worker.h"
 
@@ -246,6 +247,21 @@ enum mf_status compile_pool_run(const struct compile_pool *opt, const struct com
   return rc;
 }
 
+/* The answer to the one request that is on its way; an interrupt ends the wait. */
+static enum mf_status wait_answer(struct worker *worker, struct frame *answer, struct error *err)
+{
+  const int64_t end = now_ms() + TOOLKIT_TIMEOUT_MS;
+  for(;;) {
+    const enum mf_status rc = worker_receive(worker, answer, POLL_MS, err);
+    if(rc != MF_ERR_TIMEOUT)
+      return rc;
+    if(interrupt_requested())
+      return error_set(err, MF_ERR_INTERRUPTED, "interrupted while waiting for NVRTC");
+    if(now_ms() > end)
+      return error_set(err, MF_ERR_TIMEOUT, "no answer within %d ms; its process was killed", TOOLKIT_TIMEOUT_MS);
+  }
+}
+
 enum mf_status compile_pool_toolkit(const char *program, int *version, char *path, size_t space, struct error *err)
 {
   struct worker worker;
@@ -256,7 +272,7 @@ enum mf_status compile_pool_toolkit(const char *program, int *version, char *pat
   request.head = json_pack("{s:s}", "op", COMPILE_OP_TOOLKIT);
   rc = worker_send(&worker, &request, err);
   if(rc == MF_OK)
-    rc = worker_receive(&worker, &answer, TOOLKIT_TIMEOUT_MS, err);
+    rc = wait_answer(&worker, &answer, err);
   if(rc == MF_OK)
     rc = answer_status(&answer, err);
   if(rc == MF_OK) {

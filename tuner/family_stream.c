@@ -21,8 +21,8 @@
 enum { KNOB_RING, KNOB_LOADERS, KNOB_LOOKAHEAD, KNOB_FLIGHT, KNOB_FIRST_DOWN, KNOB_STATIC, KNOB_ROTATE, STREAM_KNOBS };
 
 static const struct knob knobs[STREAM_KNOBS] = {
-    [KNOB_RING] = {"ring_stages", "ring", "16 KB weight stages in shared memory", true, false, 7, {4, 6, 7, 8, 9, 10, 12}},
-    [KNOB_LOADERS] = {"h_loaders", "ld", "warps that fetch and quantise h", true, false, 2, {2, 4}},
+    [KNOB_RING] = {"ring_stages", "ring", "16 KB weight stages in shared memory", true, true, 4, {4, 6, 8, 10}},
+    [KNOB_LOADERS] = {"h_loaders", "ld", "warps that fetch and quantise h", true, true, 2, {2, 4}},
     [KNOB_LOOKAHEAD] = {"ticket_lookahead", "la", "turns between drawing a ticket and its use", true, false, 2, {2, 4}},
     [KNOB_FLIGHT] = {"flight", "fl", "stages in flight per CTA", false, true, 4, {3, 4, 5, 6}},
     [KNOB_FIRST_DOWN] = {"first_down_flight", "fd", "the same for the first down stages", false, true, 4, {2, 3, 4, 6}},

@@ -128,14 +128,10 @@ static enum mf_status write_file(struct store *mem, struct error *err)
 /* Where 'mem' is to be written, under the lock of that place. */
 static enum mf_status take_place(struct store *mem, const struct store *st, struct error *err)
 {
-  char real[STORE_PATH_MAX] = "";
-  enum mf_status rc = store_file_real(mem->path, real, err);
-  if(rc != MF_OK)
-    return rc;
-  if(strcmp(real, st->real) == 0)
+  enum mf_status rc = store_file_real(mem->path, mem->real, err);
+  if(rc == MF_OK && strcmp(mem->real, st->real) == 0)
     return error_set(err, MF_ERR_USAGE, "%s: is the work store itself: name another file to ship to", mem->path);
-  memcpy(mem->real, real, sizeof(real));
-  return store_lock_take(mem->real, mem->path, &mem->lock, err);
+  return rc == MF_OK ? store_lock_take(mem->real, mem->path, &mem->lock, err) : rc;
 }
 
 static enum mf_status ship(struct store *mem, const struct store *st, struct error *err)
@@ -149,15 +145,17 @@ static enum mf_status ship(struct store *mem, const struct store *st, struct err
   return rc == MF_OK && found ? write_file(mem, err) : rc;
 }
 
-static enum mf_status new_mem(const char *path, struct store **out, struct error *err)
+/* NULL: *err says that there is no memory. */
+static struct store *new_mem(const char *path, struct error *err)
 {
   struct store *mem = calloc(1, sizeof(*mem));
-  *out = mem;
-  if(mem == NULL)
-    return error_set(err, MF_ERR_NOMEM, "%s: out of memory", path);
+  if(mem == NULL) {
+    error_set(err, MF_ERR_NOMEM, "%s: out of memory", path);
+    return NULL;
+  }
   mem->lock.fd = -1;
   snprintf(mem->path, sizeof(mem->path), "%s", path);
-  return MF_OK;
+  return mem;
 }
 
 enum mf_status store_ship(struct store *st, const char *path, struct error *err)
@@ -166,19 +164,21 @@ enum mf_status store_ship(struct store *st, const char *path, struct error *err)
   enum mf_status rc;
   if(st->batch)
     return error_set(err, MF_ERR_INTERNAL, "%s: shipping inside a batch", st->path);
-  rc = new_mem(path, &mem, err);
-  if(rc == MF_OK)
-    rc = ship(mem, st, err);
+  mem = new_mem(path, err);
+  if(mem == NULL)
+    return MF_ERR_NOMEM;
+  rc = ship(mem, st, err);
   store_close(mem);
   return rc;
 }
 
 enum mf_status store_ship_check(const struct store *st, const char *path, struct error *err)
 {
-  struct store *mem = NULL;
-  enum mf_status rc = new_mem(path, &mem, err);
-  if(rc == MF_OK && mem != NULL)
-    rc = take_place(mem, st, err);
+  struct store *mem = new_mem(path, err);
+  enum mf_status rc;
+  if(mem == NULL)
+    return MF_ERR_NOMEM;
+  rc = take_place(mem, st, err);
   if(rc == MF_OK)
     rc = load_or_create(mem, err);
   store_close(mem);

@@ -14,9 +14,10 @@
 
 static enum mf_status planned(const struct options *opt, const char *name, struct target *out, struct error *err)
 {
+  const size_t length = strlen(name);
+  const char *suffix = length > 5 && strcmp(&name[length - 5], ".yaml") == 0 ? "" : ".yaml";
   char path[1200];
   enum mf_status rc;
-  const char *suffix = strlen(name) > 5 && strcmp(name + strlen(name) - 5, ".yaml") == 0 ? "" : ".yaml";
   if(strchr(name, '/') != NULL)
     snprintf(path, sizeof(path), "%s%s", name, suffix);
   else
