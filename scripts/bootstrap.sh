@@ -90,7 +90,10 @@ fetch_toolkit() {
   rm -rf .local/cuda .local/wheels
   mkdir -p .local/cuda .local/wheels
   # shellcheck disable=SC2086
-  quietly python3 -m pip download --disable-pip-version-check --no-deps --only-binary=:all: -d .local/wheels $nvrtc_wheels
+  (quietly python3 -m pip download --disable-pip-version-check --no-deps --only-binary=:all: -d .local/wheels $nvrtc_wheels) || {
+    echo "bootstrap: if PyPI cannot be reached from here, install the CUDA toolkit (12.3 or newer) or name its folder in CUDA_HOME" >&2
+    exit 1
+  }
   for wheel in .local/wheels/*.whl; do
     python3 -m zipfile -e "$wheel" .local/cuda
   done

@@ -229,7 +229,8 @@ START_TEST(export_of_what_is_not_there)
   refused(14, "no winner is stored");
   tool_run(&tool, "export tiny -o %s/x --device Other", tool.folder);
   refused(14, "no winner for device \"Other\"");
-  shell("rm work.db schedules.db");
+  shell("rm schedules.db");
+  forget_measurements();
   tool_run(&tool, TUNE " --device none");
   tool_expect(&tool, 0);
   tool_run(&tool, "export tiny -o %s/x", tool.folder);
@@ -300,7 +301,8 @@ START_TEST(bad_template)
 {
   char root[4096];
   ck_assert_ptr_nonnull(getcwd(root, sizeof(root)));
-  shell("rm work.db; cp -r '%s/templates' t; %s", root, bad_templates[_i].damage);
+  forget_measurements();
+  shell("cp -r '%s/templates' t; %s", root, bad_templates[_i].damage);
   tool_run(&tool, TUNE " --device none --templates %s/t", tool.folder);
   ended(bad_templates[_i].code, bad_templates[_i].text);
   if(bad_templates[_i].code != 10)

@@ -18,13 +18,15 @@
 #define POLL_MS 200
 #define MAX_SLOTS 256
 #define NO_JOB SIZE_MAX
+#define MOST_DEATHS 1 /* that a job may cost before it is given up */
+#define MOST_KILLS 3  /* the same if the children were killed from outside: too little memory for so many, perhaps */
 #define TOOLKIT_TIMEOUT_MS 60000
 #define CLOSURE_MAX_BYTES (256u << 20)
 
 struct slot {
   struct worker worker;
   size_t job;
-  bool retry;       /* second try of the job */
+  int deaths;       /* of children over the job */
   int64_t deadline; /* of the job */
 };
 
@@ -112,7 +114,13 @@ static enum mf_status report(struct pool *p, struct slot *slot, enum mf_status s
   return p->opt->done(p->opt->context, job, status, why, err);
 }
 
-/* Sends the slot's job to its child, which is started if need be. A child that dies over it is started once more; what is left then is reported. */
+/* Whether the job whose child has died is to be tried again. */
+static bool try_again(struct slot *slot)
+{
+  return slot->deaths++ < (slot->worker.killed ? MOST_KILLS : MOST_DEATHS);
+}
+
+/* Sends the slot's job to its child, which is started if need be. A child that dies over it is started again; what is left then is reported. */
 static enum mf_status submit(struct pool *p, struct slot *slot, struct error *err)
 {
   struct error why = {0};
@@ -125,10 +133,7 @@ static enum mf_status submit(struct pool *p, struct slot *slot, struct error *er
     }
     slot->deadline = now_ms() + limit_ms(p);
     rc = send_job(slot, p, &why);
-    if(rc != MF_ERR_WORKER || slot->retry)
-      break;
-    slot->retry = true;
-  } while(true);
+  } while(rc == MF_ERR_WORKER && try_again(slot));
   return rc == MF_OK ? MF_OK : report(p, slot, rc, &why, err);
 }
 
@@ -138,7 +143,7 @@ static enum mf_status fill_slots(struct pool *p, struct error *err)
   for(size_t i = 0; i < p->nslots && rc == MF_OK; i++)
     while(p->slots[i].job == NO_JOB && p->next < p->count && rc == MF_OK) {
       p->slots[i].job = p->next++;
-      p->slots[i].retry = false;
+      p->slots[i].deaths = 0;
       rc = submit(p, &p->slots[i], err);
     }
   return rc;
@@ -157,16 +162,14 @@ static enum mf_status collect(struct pool *p, struct slot *slot, struct error *e
     worker_stop(&slot->worker);
     return MF_OK;
   }
-  if(rc == MF_ERR_WORKER && !slot->retry) {
-    slot->retry = true;
+  if(rc == MF_ERR_WORKER && try_again(slot))
     return submit(p, slot, err);
-  }
   if(rc == MF_OK) {
     rc = answer_status(&answer, &why);
     rc = take_result(p->jobs[slot->job].art, &answer, rc, &why);
     frame_free(&answer);
   } else if(rc == MF_ERR_WORKER)
-    error_prefix(&why, "%s: twice", p->jobs[slot->job].art->name);
+    error_prefix(&why, "%s: %d times", p->jobs[slot->job].art->name, slot->deaths);
   if(rc == MF_ERR_TOOLKIT)
     return error_set(err, rc, "%s", why.text); /* no other artifact would fare better */
   return report(p, slot, rc, &why, err);

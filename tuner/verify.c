@@ -9,6 +9,7 @@
  * MF_MISS_DEVICE if nothing in the package is for this GPU. */
 #include "commands.h"
 #include "package_file.h"
+#include "progress.h"
 #include "target.h"
 #include "verify_gpu.h"
 #include "verify_judge.h"
@@ -96,6 +97,8 @@ static enum mf_status run_cases(struct verify_gpu *gpu, struct verify_kernel *k,
   row->verdict.passed = true;
   for(int i = 0; rc == MF_OK && i < count; i++) {
     struct reference_result ref;
+    if(interrupt_requested())
+      return error_set(err, MF_ERR_INTERRUPTED, "interrupted");
     rc = reference_run(k->weights->problem, k->weights->routed_scaling, k->weights->layer_seed, &cases[i], &ref, err);
     if(rc != MF_OK)
       break;
@@ -107,7 +110,13 @@ static enum mf_status run_cases(struct verify_gpu *gpu, struct verify_kernel *k,
   return rc;
 }
 
-/* Fills in the row. Returns MF_ERR_TIMEOUT if the GPU hangs: then nothing more can be done with it. */
+/* A GPU that hangs, or is still at work when the user wants to stop: nothing more can be done with it, and closing it would wait. */
+static bool is_busy(enum mf_status rc)
+{
+  return rc == MF_ERR_TIMEOUT || rc == MF_ERR_INTERRUPTED;
+}
+
+/* Fills in the row. Fails only if the GPU is_busy(). */
 static enum mf_status run_entry(struct verify_gpu *gpu, struct mf_package *pkg, const struct verify_weights *weights, struct row *row)
 {
   struct verify_kernel kernel;
@@ -120,7 +129,7 @@ static enum mf_status run_entry(struct verify_gpu *gpu, struct mf_package *pkg, 
   row->state = rc == MF_OK ? ROW_PASSED : ROW_FAILED;
   row->status = rc;
   snprintf(row->why, sizeof(row->why), "%s", rc == MF_OK ? "" : err.text);
-  if(rc == MF_ERR_TIMEOUT)
+  if(is_busy(rc))
     return rc;
   verify_kernel_free(gpu, &kernel);
   return MF_OK;
@@ -314,12 +323,12 @@ enum mf_status verify_command(const struct options *opt, const char *package_pat
   if(gpu_rc == MF_OK)
     gpu_rc = run_all(&gpu, pkg, &rep);
   rc = print_report(opt, &rep, package_path, err);
-  if(rc == MF_OK && (gpu_rc == MF_OK || gpu_rc == MF_ERR_TIMEOUT))
+  if(rc == MF_OK && (gpu_rc == MF_OK || is_busy(gpu_rc)))
     rc = conclude(&rep, package_path, gpu.name, err);
   else if(rc == MF_OK)
     rc = error_set(err, gpu_rc, "%s: hashes and structure are sound; the numbers need a GPU: %s", package_path, no_gpu.text);
 out:
-  if(gpu_rc != MF_ERR_TIMEOUT) /* a hung GPU would hold us up for ever */
+  if(!is_busy(gpu_rc))
     verify_gpu_close(&gpu);
   free(rep.rows);
   mf_package_close(pkg);

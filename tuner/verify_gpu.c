@@ -3,6 +3,7 @@
  *   output and workspace buffers   | guard | bytes | guard |   guards and output are poisoned before each launch */
 #include "verify_gpu.h"
 #include "datagen.h"
+#include "progress.h"
 #include "verify_judge.h"
 
 #include <stdlib.h>
@@ -83,6 +84,8 @@ static enum mf_status wait_for_stream(struct verify_gpu *gpu, struct error *err)
   clock_gettime(CLOCK_MONOTONIC, &start);
   while((cr = gpu->api.p_cuStreamQuery(gpu->stream)) == CUDA_ERROR_NOT_READY) {
     clock_gettime(CLOCK_MONOTONIC, &now);
+    if(interrupt_requested())
+      return error_set(err, MF_ERR_INTERRUPTED, "interrupted");
     if((now.tv_sec - start.tv_sec) * 1000 + (now.tv_nsec - start.tv_nsec) / 1000000 > gpu->timeout_ms)
       return error_set(err, MF_ERR_TIMEOUT, "verify: a launch did not end within %d ms", gpu->timeout_ms);
     nanosleep(&pause, NULL);
