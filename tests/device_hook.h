@@ -38,7 +38,9 @@ enum hook_mode {
   HOOK_FLAKY,   /* wrong the first time that any process runs it, right afterwards */
   HOOK_SILENT,  /* writes no output */
   HOOK_STRAY,   /* writes behind its output */
-  HOOK_NAN      /* reports a NaN logit that is not there */
+  HOOK_NAN,     /* reports a NaN logit that is not there */
+  HOOK_KILLED,  /* is killed, as the out-of-memory killer would do it */
+  HOOK_KILLED_ONCE
 };
 
 struct hook_block { /* the candidate's one parameter */
@@ -217,6 +219,11 @@ static inline void hook_misbehave(const struct hook_block *b)
     case HOOK_SILENT: memset(y, 0xFF, (size_t)b->tokens * 512); break;
     case HOOK_STRAY: y[b->tokens * 256] = 0; break;
     case HOOK_NAN: ws->status |= MF_WS_NAN_LOGIT; break;
+    case HOOK_KILLED: raise(SIGKILL); break;
+    case HOOK_KILLED_ONCE:
+      if(hook_first_time())
+        raise(SIGKILL);
+      break;
   }
 }
 

@@ -241,6 +241,23 @@ START_TEST(a_signal_to_the_whole_group_is_an_interrupt)
 }
 END_TEST
 
+/* A GPU that hangs does not hold up who wants to stop. */
+START_TEST(verify_can_be_interrupted)
+{
+  struct timespec start, now;
+  pid_t pid;
+  tool_gpu(&tool, "libfakecuda.so", "hang");
+  pid = tool_start(&tool, "verify %s/p.moeforge --timeout-ms 60000", tool.folder);
+  usleep(700000);
+  clock_gettime(CLOCK_MONOTONIC, &start);
+  kill(pid, SIGINT);
+  tool_wait(&tool, pid);
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  refused(130, "interrupted");
+  ck_assert_int_lt((int)(now.tv_sec - start.tv_sec), 10);
+}
+END_TEST
+
 int main(void)
 {
   TCase *tc = tcase_create("machines");
@@ -252,5 +269,6 @@ int main(void)
   tcase_add_test(tc, killed_workers_cost_nothing);
   tcase_add_test(tc, a_signal_to_the_whole_group_is_an_interrupt);
   tcase_add_test(tc, cache_that_is_no_folder);
+  tcase_add_test(tc, verify_can_be_interrupted);
   return run_suite(suite_create("cli_gpu"), tc);
 }

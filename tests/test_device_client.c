@@ -217,6 +217,30 @@ START_TEST(many_not_reproducible)
 }
 END_TEST
 
+/* Somebody else's SIGKILL is no verdict: the candidate is run again, as its first run. If it never ends, the work does, and what was judged stands. */
+START_TEST(many_killed_from_outside)
+{
+  const enum hook_mode once[] = {HOOK_KILLED_ONCE, HOOK_RIGHT}, always[] = {HOOK_RIGHT, HOOK_KILLED, HOOK_RIGHT};
+  struct tally t = {.total = 0}, u = {.total = 0};
+  struct error err;
+  char marker[600];
+  fakecuda_use("", NULL);
+  snprintf(marker, sizeof(marker), "%s/flaky", hook_dir);
+  unlink(marker);
+  ck_assert_msg(check_modes(once, 2, job_counts[_i], &t, &err) == MF_OK, "%s", err.text);
+  ck_assert_int_eq(access(marker, F_OK), 0);
+  for(int i = 0; i < 2; i++) {
+    ck_assert_msg(t.verdict[i].status == MF_OK, "%s %s", t.verdict[i].fault, t.verdict[i].result.detail);
+    ck_assert_int_eq(t.verdict[i].runs, 1);
+    ck_assert_int_eq(t.calls[i], 1);
+  }
+  ck_assert_int_eq(check_modes(always, 3, job_counts[_i], &u, &err), MF_ERR_WORKER);
+  ck_assert_msg(strstr(err.text, "too little memory?") != NULL, "%s", err.text);
+  ck_assert_int_eq(u.calls[1], 0);
+  ck_assert_int_eq(u.calls[0], 1);
+}
+END_TEST
+
 START_TEST(many_stops)
 {
   const enum hook_mode modes[] = {HOOK_RIGHT, HOOK_RIGHT, HOOK_RIGHT, HOOK_RIGHT};
@@ -412,6 +436,7 @@ static Suite *device_suite(void)
   tcase_add_test(many, many_not_reproducible);
   tcase_add_test(many, many_stops);
   tcase_add_test(many, many_with_memory_for_one_child);
+  tcase_add_loop_test(many, many_killed_from_outside, 0, 2);
   tcase_add_test(many, references_fill_the_cache);
   tcase_add_test(timing, rounds);
   tcase_add_test(timing, profiles_are_refused);
