@@ -308,6 +308,11 @@ START_TEST(bad_template)
   if(bad_templates[_i].code != 10)
     return;
   ck_assert_int_gt((int)number("SELECT count(*) FROM reject WHERE stage='compile'"), 0);
+  shell("sed 's/^name:.*/name: other/' '%s/specs/models/tiny.yaml' > other.yaml", root);
+  tool_run(&tool, TUNE " %s/other.yaml --quiet --device none --templates %s/t", tool.folder, tool.folder);
+  tool_expect(&tool, 10);
+  tool_says(&tool, err, "moeforge: tiny: no candidate is left");
+  tool_says(&tool, err, "moeforge: other: no candidate is left"); /* one spec's failure does not keep the others from being tuned */
   tool_run(&tool, TUNE " --device none"); /* repaired: nothing is held against the schedules any more */
   tool_expect(&tool, 0);
   ck_assert_int_eq((int)number("SELECT count(*) FROM reject WHERE stage='compile'"), 0);
