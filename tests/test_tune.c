@@ -176,6 +176,18 @@ START_TEST(bad_kernels_cost_only_themselves)
 }
 END_TEST
 
+/* Kernels with the watchdog are checked, but neither timed nor made winners. */
+START_TEST(debug_kernels_are_never_winners)
+{
+  tool_gpu(&tool, "libfakegpu.so", "sms=132");
+  tool_run(&tool, TUNE " --debug");
+  tool_expect(&tool, 0);
+  ck_assert_int_gt(number("work.db", "SELECT count(*) FROM check_result WHERE passed"), 0);
+  ck_assert_int_eq(number("work.db", "SELECT count(*) FROM sample"), 0);
+  ck_assert_int_eq(number("work.db", "SELECT count(*) FROM winner"), 0);
+}
+END_TEST
+
 START_TEST(an_interrupt_is_orderly)
 {
   pid_t pid;
@@ -241,6 +253,7 @@ int main(void)
   tcase_add_test(tc, a_second_run_does_nothing_twice);
   tcase_add_test(tc, killed_at_random_moments_it_ends_the_same);
   tcase_add_loop_test(tc, bad_kernels_cost_only_themselves, 0, 3);
+  tcase_add_test(tc, debug_kernels_are_never_winners);
   tcase_add_test(tc, an_interrupt_is_orderly);
   tcase_add_test(tc, two_runs_do_not_share_a_store);
   tcase_add_test(tc, package_from_spec_to_file);

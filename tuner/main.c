@@ -49,7 +49,7 @@ static const char usage_text[] =
     "  --timeout-ms N        limit of one kernel launch in checks (default 2000)\n"
     "  --retime              measure again what earlier runs have measured\n"
     "  --allow-predicted     export: winners that were only predicted\n"
-    "  --debug               kernels with the watchdog\n"
+    "  --debug               tune: kernels with the watchdog, checked but not timed\n"
     "  --json                results as JSON\n"
     "  --quiet               no progress\n"
     "\n"

@@ -138,15 +138,16 @@ static enum mf_status one_at_a_time(struct walk *w, const struct schedule *base,
 static enum mf_status walk_from_default(struct walk *w, const struct schedule *base, enum effort effort)
 {
   const struct family_ops *family = base->family;
-  bool primary[MAX_KNOBS] = {false}, secondary[MAX_KNOBS] = {false}, all[MAX_KNOBS] = {false};
+  bool primary[MAX_KNOBS] = {false}, arguments[MAX_KNOBS] = {false}, secondary[MAX_KNOBS] = {false}, all[MAX_KNOBS] = {false};
   enum mf_status rc;
   for(int k = 0; k < family->nknobs; k++) {
     primary[k] = family->knobs[k].primary;
+    arguments[k] = family->knobs[k].primary && !family->knobs[k].compile_time;
     secondary[k] = !family->knobs[k].primary;
     all[k] = true;
   }
   switch(effort) {
-    case EFFORT_QUICK: return one_at_a_time(w, base, primary);
+    case EFFORT_QUICK: return one_at_a_time(w, base, arguments);
     case EFFORT_DEFAULT:
       rc = product(w, base, primary);
       return rc != MF_OK ? rc : one_at_a_time(w, base, secondary);

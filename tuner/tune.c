@@ -67,6 +67,10 @@ static enum mf_status tune_job(struct tuner *t, struct job *job, struct error *e
     rc = tune_build(t, job, err);
   if(rc == MF_OK && t->target.gpu)
     rc = tune_check(t, job, err);
+  if(rc == MF_OK && t->opt->debug) { /* kernels with the watchdog are slower: never timed, never winners */
+    progress_say(&t->progress, "%s: %zu debug candidates, %zu rejected, %zu faulted; not timed", job->spec.name, job->list.count, job->rejected, job->faulted);
+    return MF_OK;
+  }
   if(rc == MF_OK)
     rc = t->target.gpu ? tune_time(t, job, winners, &nwinners, err) : predict(t, job, winners, &nwinners, err);
   if(rc != MF_OK)
@@ -208,10 +212,10 @@ enum mf_status tune_command(const struct options *opt, const char *const *specs,
     rc = run_jobs(&t, jobs, nspecs, err);
     ended = store_end_run(t.store, t.run_id, rc, &end);
     if(ended == MF_OK && rc != MF_ERR_STORE && rc != MF_ERR_IO)
-      ended = store_ship(t.store, opt->shipped_path, &end);
+      ended = opt->debug ? MF_OK : store_ship(t.store, opt->shipped_path, &end);
     if(rc == MF_OK && ended != MF_OK)
       rc = error_set(err, ended, "%s", end.text);
-    if(rc == MF_OK)
+    if(rc == MF_OK && !opt->debug)
       rc = show_results(&t, jobs, nspecs, err);
   }
   for(int i = 0; i < nspecs; i++)
