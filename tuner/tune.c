@@ -212,7 +212,7 @@ enum mf_status tune_command(const struct options *opt, const char *const *specs,
     rc = run_jobs(&t, jobs, nspecs, err);
     ended = store_end_run(t.store, t.run_id, rc, &end);
     if(ended == MF_OK && rc != MF_ERR_STORE && rc != MF_ERR_IO)
-      ended = opt->debug ? MF_OK : store_ship(t.store, opt->shipped_path, &end);
+      ended = opt->debug || !t.target.gpu ? MF_OK : store_ship(t.store, opt->shipped_path, &end); /* what we ship was measured */
     if(rc == MF_OK && ended != MF_OK)
       rc = error_set(err, ended, "%s", end.text);
     if(rc == MF_OK && !opt->debug)
