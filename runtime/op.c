@@ -207,7 +207,7 @@ static enum mf_status open_device(struct mf_op *op, int device)
 
 static enum mf_status op_build(struct mf_op *op, const struct package_problem *problem, int device)
 {
-  struct device_facts dev;
+  struct device_facts dev = {0};
   enum mf_status rc = open_device(op, device);
   if(rc == MF_OK)
     rc = read_facts(&op->api, op->device, &dev);

@@ -231,7 +231,7 @@ START_TEST(package_from_spec_to_file)
   tool_run(&tool, "verify %s/tiny.moeforge", tool.folder);
   tool_expect(&tool, 0);
   for(int flight = 3; flight <= 6; flight++) { /* the winners' kernels go wrong on this machine: verify must notice */
-    char text[8];
+    char text[16];
     snprintf(text, sizeof(text), "%d", flight);
     setenv("FAKEGPU_WRONG", text, 1);
     tool_run(&tool, "verify %s/tiny.moeforge", tool.folder);

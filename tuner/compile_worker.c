@@ -34,7 +34,7 @@ static json_t *ascii(const char *text)
 {
   char clean[ERROR_TEXT_MAX];
   size_t i = 0;
-  for(; text[i] != '\0' && i < sizeof(clean) - 1; i++) {
+  for(; i < sizeof(clean) - 1 && text[i] != '\0'; i++) {
     clean[i] = text[i];
     if((unsigned char)text[i] >= 0x80)
       clean[i] = '?';
