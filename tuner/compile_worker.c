@@ -33,13 +33,11 @@ static bool unpack_closure(char *packed, size_t bytes, struct closure *out)
 static json_t *ascii(const char *text)
 {
   char clean[ERROR_TEXT_MAX];
-  size_t i = 0;
-  for(; i < sizeof(clean) - 1 && text[i] != '\0'; i++) {
-    clean[i] = text[i];
-    if((unsigned char)text[i] >= 0x80)
-      clean[i] = '?';
+  snprintf(clean, sizeof(clean), "%s", text);
+  for(char *p = clean; *p != '\0'; p++) {
+    if((unsigned char)*p >= 0x80)
+      *p = '?';
   }
-  clean[i] = '\0';
   return json_string(clean);
 }
 
