@@ -98,6 +98,10 @@ static inline pid_t tool_start(struct tool *t, const char *fmt, ...)
   pid = fork();
   ck_assert_int_ge(pid, 0);
   if(pid == 0) {
+    signal(SIGINT, SIG_DFL); /* whoever runs the tests in the background or under nohup has these ignored */
+    signal(SIGHUP, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
+    signal(SIGPIPE, SIG_DFL);
     dup2(open(out, O_WRONLY | O_CREAT | O_TRUNC, 0666), STDOUT_FILENO);
     dup2(open(err, O_WRONLY | O_CREAT | O_TRUNC, 0666), STDERR_FILENO);
     execv(t->program, argv);
