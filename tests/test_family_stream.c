@@ -62,6 +62,7 @@ static const struct {
 } compiled[] = {
     {"qwen3.5-35b-a3b", "h200", 0, 0},   {"qwen3.5-122b-a10b", "h200", 0, 0}, {"glm-5-tp8", "h200", 0, 0}, {"deepseek-v3.1-tp8", "h200", 0, 0},
     {"qwen3.5-35b-a3b", "h200", 6, 2},   {"deepseek-v3.1-tp8", "h200", 4, 2}, {"tiny", "h200", 0, 0},      {"qwen3.5-35b-a3b", "h100-pcie", 0, 0},
+    {"qwen3-30b-a3b", "h200", 0, 0},
 };
 
 START_TEST(host_and_kernel_agree)

@@ -15,6 +15,7 @@
 #define STAGE_KBLOCKS 8       /* k-blocks of 128 columns of 16 rows */
 #define REDUCE_BUFFERS 2      /* = finaliser warps */
 #define ALL_STATIC 1000       /* more rounds than any problem has: no tickets */
+#define SLAB_ROWS 16          /* rows of one CTA for which a down tile is made of slabs */
 #define MAX_DOWN_ROWS 64      /* rows of one CTA: one wgmma M tile */
 #define TENSOR_MAP_BYTES 128
 
@@ -35,11 +36,12 @@ static const struct knob knobs[STREAM_KNOBS] = {
   X(RULE_TOP_K, "top_k", "at most 8 experts per token: a token's experts fill the 8 h groups")                \
   X(RULE_EXPERTS, "experts", "64, 128 or 256 experts: 2, 4 or 8 per lane of the routing warp")                \
   X(RULE_HIDDEN, "hidden", "hidden size a multiple of 1024, up to 8192: whole 16 KB stages")                  \
-  X(RULE_INTERMEDIATE, "intermediate", "features per rank 256, 512 or 1024: whole warp loads of h")           \
+  X(RULE_INTERMEDIATE, "intermediate", "features per rank a multiple of 256, up to 1024: whole warp loads of h")           \
   X(RULE_ROUTER, "router", "softmax, or sigmoid with a selection bias")                                       \
   X(RULE_GROUPS, "groups", "groups of a whole number of lanes")                                               \
   X(RULE_FEATURE, "feature", "no expert parallelism, zero experts, shared slots, clamps, input weights yet")  \
   X(RULE_DOWN_ROWS, "down_rows", "at most 64 rows of w2 per CTA")                                             \
+  X(RULE_DOWN_TILE, "down_tile", "a stage holds an even number of k-blocks of the CTA's rows of w2")           \
   X(RULE_RING, "ring", "the scale slots must outlive the ring")                                               \
   X(RULE_FLIGHT, "flight", "no more stages in flight than the ring has")                                      \
   X(RULE_EQUIVALENT, "equivalent", "another schedule in the space does exactly the same")
@@ -83,6 +85,13 @@ static int most_down_ctas(int hidden, int sms)
   return ctas;
 }
 
+/* k-blocks of w2 in one down copy: all, or the largest half or quarter that a stage holds. */
+static int down_kblocks(int hblocks, int down_rows)
+{
+  const long whole = 128L * hblocks * down_rows;
+  return whole <= STAGE_BYTES ? hblocks : whole <= 2L * STAGE_BYTES ? hblocks / 2 : hblocks / 4;
+}
+
 /* The fewest scale slots whose rows outlive a ring of 'ring' stages. */
 static int fewest_scale_slots(int ring, int unit_stages)
 {
@@ -108,7 +117,6 @@ static struct layout make_layout(const struct mf_problem *p, const struct schedu
 {
   const int ring = sched->value[KNOB_RING], helpers = REDUCE_BUFFERS + sched->value[KNOB_LOADERS];
   struct layout l = {0};
-  long whole;
   l.kblocks = p->hidden / 128;
   l.hblocks = p->intermediate / 128;
   l.units = p->intermediate / 8;
@@ -117,8 +125,7 @@ static struct layout make_layout(const struct mf_problem *p, const struct schedu
   l.down_ctas = most_down_ctas(p->hidden, dev->sms);
   l.down_rows = p->hidden / l.down_ctas;
   l.down_row_blocks = 128 % l.down_rows == 0 ? 1 : 2;
-  whole = (long)l.hblocks * l.down_rows * 128;
-  l.down_kblocks = whole <= STAGE_BYTES ? l.hblocks : whole <= 2L * STAGE_BYTES ? l.hblocks / 2 : l.hblocks / 4;
+  l.down_kblocks = down_kblocks(l.hblocks, l.down_rows);
   l.scale_slots = fewest_scale_slots(ring, l.unit_stages);
   l.threads = 32 * (helpers <= 4 ? 13 : 9 + helpers);
   l.slots = MF_STREAM_MAX_TOKENS * p->top_k;
@@ -144,7 +151,7 @@ static bool plain_features(const struct mf_problem *p)
 static enum mf_status stream_serves(const struct mf_problem *p, int tokens, const struct device_info *dev, struct verdict *why)
 {
   const int lanes_per_group = p->groups > 0 ? 32 / p->groups : 0;
-  int down_rows;
+  int down_rows, kblocks;
   if(tokens < 1 || tokens > MF_STREAM_MAX_TOKENS)
     return reject(why, RULE_TOKENS, tokens, MF_STREAM_MAX_TOKENS, MF_STREAM_MAX_TOKENS, NULL);
   if(p->top_k > MF_STREAM_MAX_TOPK)
@@ -153,8 +160,8 @@ static enum mf_status stream_serves(const struct mf_problem *p, int tokens, cons
     return reject(why, RULE_EXPERTS, p->experts, 256, p->experts < 96 ? 64 : p->experts < 192 ? 128 : 256, NULL);
   if(p->hidden % 1024 != 0 || p->hidden > 8192)
     return reject(why, RULE_HIDDEN, p->hidden, 8192, p->hidden > 8192 ? 8192 : align_up(p->hidden, 1024), NULL);
-  if(p->intermediate != 256 && p->intermediate != 512 && p->intermediate != 1024)
-    return reject(why, RULE_INTERMEDIATE, p->intermediate, 1024, p->intermediate < 384 ? 256 : p->intermediate < 768 ? 512 : 1024, NULL);
+  if(p->intermediate % 256 != 0 || p->intermediate > 1024)
+    return reject(why, RULE_INTERMEDIATE, p->intermediate, 1024, p->intermediate > 1024 ? 1024 : align_up(p->intermediate, 256), NULL);
   if(!(p->score == MF_SCORE_SOFTMAX && p->select_bias == 0) && p->score != MF_SCORE_SIGMOID)
     return reject(why, RULE_ROUTER, p->score, MF_SCORE_SIGMOID, -1, NULL);
   if(p->groups != 1 && (p->score != MF_SCORE_SIGMOID || lanes_per_group * p->groups != 32))
@@ -164,6 +171,9 @@ static enum mf_status stream_serves(const struct mf_problem *p, int tokens, cons
   down_rows = p->hidden / most_down_ctas(p->hidden, dev->sms);
   if(down_rows > MAX_DOWN_ROWS)
     return reject(why, RULE_DOWN_ROWS, down_rows, MAX_DOWN_ROWS, -1, "more than 64 rows of w2 per CTA: the device has too few multiprocessors for this hidden size");
+  kblocks = down_kblocks(p->intermediate / 128, down_rows);
+  if(down_rows != SLAB_ROWS && (kblocks < 2 || kblocks % 2 != 0))
+    return reject(why, RULE_DOWN_TILE, kblocks, 2, -1, NULL);
   return MF_OK;
 }
 
