@@ -70,7 +70,7 @@ static inline void refused(int code, const char *text)
 {
   tool_expect(&tool, code);
   tool_says(&tool, err, text);
-  ck_assert_msg(lines(tool.err) == 1 && strncmp(tool.err, "moeforge: ", 10) == 0, "expected one line: %s", tool.err);
+  ck_assert_msg(lines(tool.err) == 1 && strncmp(tool.err, "moeforge: ", 10) == 0, "expected one line: %.1500s", tool.err);
 }
 
 /* The same, behind lines of progress. */
@@ -78,7 +78,7 @@ static inline void ended(int code, const char *text)
 {
   tool_expect(&tool, code);
   tool_says(&tool, err, text);
-  ck_assert_msg(strstr(tool.err, "moeforge: ") != NULL && lines(strstr(tool.err, "moeforge: ")) == 1, "expected one line of error: %s", tool.err);
+  ck_assert_msg(strstr(tool.err, "moeforge: ") != NULL && lines(strstr(tool.err, "moeforge: ")) == 1, "expected one line of error: %.1500s", tool.err);
 }
 
 static inline double number(const char *sql)

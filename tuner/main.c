@@ -23,7 +23,7 @@
 static const char usage_text[] =
     "usage: moeforge COMMAND [OPTIONS] [OPERANDS]\n"
     "\n"
-    "  spec import CONFIG.json [--tp N] [--ep N] -o SPEC.yaml   a Hugging Face config becomes a model spec\n"
+    "  spec import CONFIG.json [--name NAME] [--tp N] [--ep N] -o SPEC.yaml   a Hugging Face config becomes a model spec\n"
     "  spec check SPEC.yaml...                                  reads specs and says what is wrong with them\n"
     "  plan SPEC.yaml...                                        dry run: candidates, rejections by rule, memory, time\n"
     "  tune SPEC.yaml...                                        emit, compile, filter, check, time, store\n"
