@@ -13,9 +13,9 @@
 #include "target.h"
 
 #define MAX_RULES 64
-/* Costs that the estimate is made of, seconds. From measurements; docs/performance.md. */
-#define COMPILE_SECONDS 0.9
-#define CHECK_SECONDS 0.35
+/* Costs that the guess is made of, seconds: one kernel, one candidate in one check worker (from the runs in docs/performance.md); preparing a graph. */
+#define COMPILE_SECONDS 1.4
+#define CHECK_SECONDS 0.15
 #define PREPARE_SECONDS 0.002
 
 struct rule_count {
