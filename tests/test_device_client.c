@@ -237,7 +237,9 @@ START_TEST(many_killed_from_outside)
   ck_assert_int_eq(check_modes(always, 3, job_counts[_i], &u, &err), MF_ERR_WORKER);
   ck_assert_msg(strstr(err.text, "too little memory?") != NULL, "%s", err.text);
   ck_assert_int_eq(u.calls[1], 0);
-  ck_assert_int_eq(u.calls[0], 1);
+  if(job_counts[_i] == 1) /* with more, the first may still be running beside the one that ends the work */
+    ck_assert_int_eq(u.calls[0], 1);
+  ck_assert_int_le(u.calls[0], 1);
 }
 END_TEST
 

@@ -99,6 +99,7 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
     for(int piece = 0; piece < L::kDownPieces; ++piece, ++turn) {
       if(!L::kSlab && (turn & 1)) { // the other warpgroup's: nothing but the hand-over
         hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitDownStage);
+        hw::sync_warp(); // no lane may still be waiting for the phase when lane 0 lets the producer set off the next one
         if(c.lane == 0)
           hw::mbarrier_arrive(&sm.barrier.empty[ring.stage]);
         ring.advance();
@@ -125,7 +126,7 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
         const uint32_t mine = exists ? (uint32_t)(left >> (8 * g)) >> column : 0u;
         MF_UNROLL
         for(int j = 0; j < kProducts; ++j) {
-          const hw::F32x2 sh = *(const hw::F32x2 *)(h_scale + (g * L::kHBlocks + piece * L::kDownKBlocks + j) * 8);
+          const hw::F32x2 sh = hw::load_shared_unordered((const hw::F32x2 *)(h_scale + (g * L::kHBlocks + piece * L::kDownKBlocks + j) * 8));
           float o[4];
           tile.own(o, j, w4);
           if(mine & 1) {
