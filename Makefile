@@ -18,7 +18,7 @@ PARALLEL  = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS)) --no-print-directory 
 
 WARN     := -Wall -Wextra -Werror -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Wvla
 OPT      := $(if $(SANITIZE),-O1 -g -fsanitize=address,-O2 -g)$(if $(SANITIZE), -fsanitize=undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
-CPPFLAGS += -D_GNU_SOURCE -Iinclude -iquote runtime -iquote tuner -iquote templates -isystem $(CUDA_INCLUDE)
+CPPFLAGS += -D_GNU_SOURCE -Iinclude -iquote runtime -iquote tuner -iquote templates -iquote emu -isystem $(CUDA_INCLUDE)
 CFLAGS   += -std=c11 $(OPT) $(WARN) -ffp-contract=off -fvisibility=hidden -fPIC
 LDFLAGS  += $(if $(SANITIZE),-fsanitize=address -fsanitize=undefined)
 ifdef STATIC
@@ -32,11 +32,18 @@ OPENMP_LINK ?= $(if $(STATIC),-Wl$(comma)-Bstatic -lgomp -Wl$(comma)-Bdynamic,$(
 comma    := ,
 
 RUNTIME_SRC := $(wildcard runtime/*.c)
+EMU_SRC     := $(wildcard emu/*.c)
 TUNER_SRC   := $(filter-out tuner/main.c,$(wildcard tuner/*.c))
 TEST_SRC    := $(wildcard tests/test_*.c)
 RUNTIME_OBJ := $(RUNTIME_SRC:%.c=$(BUILD)/%.o)
+EMU_OBJ     := $(EMU_SRC:%.c=$(BUILD)/%.o)
 TUNER_OBJ   := $(TUNER_SRC:%.c=$(BUILD)/%.o)
-TESTS       := $(TEST_SRC:tests/%.c=$(BUILD)/tests/%)
+# These execute kernels on the emulated device for minutes. They are not run a second time with sanitizers: what they run of our own code is in other suites, too.
+KERNEL_TESTS := test_emu_matrix test_emu_mutants test_emu_routing test_emu_shapes
+TESTS       := $(filter-out $(if $(SANITIZE),$(KERNEL_TESTS:%=$(BUILD)/tests/%)),$(TEST_SRC:tests/%.c=$(BUILD)/tests/%))
+# Kernels that are compiled for the emulated device call back into the program: the whole emulator is linked, and what exports.txt lists is exported.
+EMU_LINK    := -Wl,--whole-archive $(BUILD)/libemu.a -Wl,--no-whole-archive -Wl,--dynamic-list=emu/exports.txt
+EMU_DEPS    := $(BUILD)/libemu.a emu/exports.txt
 
 # Object files of tests are kept.
 .SECONDARY:
@@ -46,7 +53,7 @@ all: $(BUILD)/moeforge $(BUILD)/libmoeforge.so
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
 	@echo "  CC $<"
-	@$(CC) $(CPPFLAGS) $(CFLAGS) $(if $(filter tuner/reference.c,$<),$(OPENMP)) -MMD -MP -c $< -o $@
+	@$(CC) $(CPPFLAGS) $(CFLAGS) $(if $(filter tuner/reference.c,$<),$(OPENMP)) $(if $(filter emu/%,$<),-fvisibility=default) -MMD -MP -c $< -o $@
 $(BUILD)/libmoeforge.a: $(RUNTIME_OBJ)
 	@rm -f $@
 	@echo "  AR $@"
@@ -54,16 +61,20 @@ $(BUILD)/libmoeforge.a: $(RUNTIME_OBJ)
 $(BUILD)/libmoeforge.so: $(RUNTIME_OBJ)
 	@echo "  LD $@"
 	@$(CC) $(LDFLAGS) -shared -Wl,-soname,libmoeforge.so.1 -o $@ $^ -ldl -lpthread
+$(BUILD)/libemu.a: $(EMU_OBJ)
+	@rm -f $@
+	@echo "  AR $@"
+	@ar rcs $@ $^
 $(BUILD)/libtuner.a: $(TUNER_OBJ)
 	@rm -f $@
 	@echo "  AR $@"
 	@ar rcs $@ $^
-$(BUILD)/moeforge: $(BUILD)/tuner/main.o $(BUILD)/libtuner.a $(BUILD)/libmoeforge.a
+$(BUILD)/moeforge: $(BUILD)/tuner/main.o $(BUILD)/libtuner.a $(BUILD)/libmoeforge.a $(EMU_DEPS)
 	@echo "  LD $@"
-	@$(CC) $(LDFLAGS) -o $@ $^ $(OPENMP_LINK) $(LIBS)
-$(BUILD)/tests/%: $(BUILD)/tests/%.o $(BUILD)/libtuner.a $(BUILD)/libmoeforge.a
+	@$(CC) $(LDFLAGS) -o $@ $(filter-out $(EMU_DEPS),$^) $(EMU_LINK) $(OPENMP_LINK) $(LIBS)
+$(BUILD)/tests/%: $(BUILD)/tests/%.o $(BUILD)/libtuner.a $(BUILD)/libmoeforge.a $(EMU_DEPS)
 	@echo "  LD $@"
-	@$(CC) $(LDFLAGS) -o $@ $^ $(OPENMP_LINK) $(LIBS) -lcheck -lsubunit -lrt -lm
+	@$(CC) $(LDFLAGS) -o $@ $(filter-out $(EMU_DEPS),$^) $(EMU_LINK) $(OPENMP_LINK) $(LIBS) -lcheck -lsubunit -lrt -lm
 # Scripted stand-in for the CUDA driver.
 $(BUILD)/tests/libfakecuda.so: tests/fake_libcuda.c $(wildcard tests/fake_libcuda*.h) runtime/cuda_api.h
 	@mkdir -p $(@D)
@@ -80,12 +91,16 @@ $(BUILD)/tests/libfakegpu.so: tests/fake_gpu.c tests/fake_libcuda.c $(wildcard t
 bootstrap:
 	@scripts/bootstrap.sh build
 
-# The main job. SPEC: what to tune; without it Qwen3.5-35B where there is a GPU, a small shape where there is none.
-SPEC ?= $(if $(wildcard /dev/nvidia0),specs/models/qwen3.5-35b-a3b.yaml,specs/models/tiny.yaml)
+# The main job. SPEC: what to tune; without it Qwen3.5-35B where there is a GPU, a small shape on the emulated device where there is none.
+ifeq ($(wildcard /dev/nvidia0)$(SPEC),)
+TUNE := specs/models/tiny.yaml --device emu
+else
+TUNE := $(or $(SPEC),specs/models/qwen3.5-35b-a3b.yaml)
+endif
 tune:
 	@scripts/bootstrap.sh build
 	@$(MAKE) $(PARALLEL) $(BUILD)/moeforge
-	$(BUILD)/moeforge tune $(SPEC)
+	$(BUILD)/moeforge tune $(TUNE)
 
 # Both builds, both runs of the suites and the analysis share the cores: what waits leaves its core to another.
 test:
@@ -97,7 +112,7 @@ check-sanitized:
 	@$(MAKE) SANITIZE=1 BUILD=$(BUILD)-asan check
 
 # A suite prints its result, all that it said if it failed, and its seconds. The longest ones start first.
-LONGEST := run-test_tune $(filter run-test_cli%,$(TESTS:$(BUILD)/tests/%=run-%))
+LONGEST := $(filter $(KERNEL_TESTS:%=run-%) run-test_tune% run-test_fuzz run-test_cli%,$(TESTS:$(BUILD)/tests/%=run-%))
 RUN := $(LONGEST) $(filter-out $(LONGEST),$(TESTS:$(BUILD)/tests/%=run-%))
 check: $(BUILD)/moeforge $(BUILD)/libmoeforge.so $(BUILD)/tests/libfakecuda.so $(BUILD)/tests/libfakegpu.so $(TESTS)
 	@$(MAKE) $(PARALLEL) --keep-going $(RUN)
@@ -111,15 +126,15 @@ $(RUN): run-%:
 CHECK_ENV := CK_DEFAULT_TIMEOUT=60 CK_TIMEOUT_MULTIPLIER=$(if $(SANITIZE),4 ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1,2)
 
 # One file per run of clang-tidy: with several it takes a va_list of the second for uninitialised.
-LINT_SRC := $(filter-out tuner/main.c,$(TUNER_SRC)) tuner/main.c $(RUNTIME_SRC)
-LINT_HDR := $(wildcard include/*.h runtime/*.h tuner/*.h templates/*.h templates/*/*.h)
+LINT_SRC := $(filter-out tuner/main.c,$(TUNER_SRC)) tuner/main.c $(RUNTIME_SRC) $(EMU_SRC)
+LINT_HDR := $(wildcard include/*.h runtime/*.h tuner/*.h emu/*.h templates/*.h templates/*/*.h)
 lint:
 	@$(MAKE) $(PARALLEL) --keep-going $(BUILD)/lint/cppcheck.ok $(LINT_SRC:%.c=$(BUILD)/lint/%.ok)
 	@echo "lint: $(words $(LINT_SRC)) files clean"
 $(BUILD)/lint/cppcheck.ok: $(LINT_SRC) $(LINT_HDR) Makefile
 	@mkdir -p $(@D)
 	@echo "  cppcheck"
-	@cppcheck --quiet --std=c11 --enable=warning,performance,portability --inline-suppr --suppress=missingIncludeSystem --error-exitcode=1 -Iinclude -Iruntime -Ituner -Itemplates tuner runtime
+	@cppcheck --quiet --std=c11 --enable=warning,performance,portability --inline-suppr --suppress=missingIncludeSystem --error-exitcode=1 -Iinclude -Iruntime -Ituner -Itemplates -Iemu tuner runtime emu
 	@touch $@
 $(BUILD)/lint/%.ok: %.c $(LINT_HDR) .clang-tidy
 	@mkdir -p $(@D)
@@ -136,6 +151,8 @@ install: all
 	install -m 644 $(BUILD)/libmoeforge.a $(DESTDIR)$(PREFIX)/lib/
 	install -m 644 include/moeforge.h $(DESTDIR)$(PREFIX)/include/
 	cp -r templates specs $(DESTDIR)$(PREFIX)/share/moeforge/
+	install -d $(DESTDIR)$(PREFIX)/share/moeforge/emu
+	install -m 644 emu/hw_host.h emu/emu_hw.h $(DESTDIR)$(PREFIX)/share/moeforge/emu/
 
 clean:
 	rm -rf build build-asan

@@ -48,7 +48,7 @@ static struct buffers make_buffers(const struct mf_problem *p, size_t workspace_
       .s13 = zeroed(2 * scales * sizeof(float)),
       .w2 = zeroed(matrix),
       .s2 = zeroed(scales * sizeof(float)),
-      .bias = zeroed((size_t)p->experts * sizeof(float)),
+      .bias = zeroed((size_t)(p->experts + p->zero_experts) * sizeof(float)),
       .x = zeroed(MAX_TOKENS * (size_t)p->hidden * 2),
       .logits = zeroed(MAX_TOKENS * (size_t)(p->experts + p->zero_experts) * sizeof(float)),
       .out = zeroed(MAX_TOKENS * (size_t)p->hidden * 2),

@@ -114,7 +114,7 @@ struct mf_weights {
   const float *s13;           /* f32 [expert_count][2][ceil((o+N)/128)][ceil(K/128)], 16-byte aligned */
   const void *w2;             /* e4m3 [expert_count][K][N], 16-byte aligned */
   const float *s2;            /* f32 [expert_count][ceil(K/128)][ceil((o+N)/128)] */
-  const float *bias;          /* f32 [experts], 16-byte aligned, needed if problem.select_bias */
+  const float *bias;          /* f32 [experts + zero_experts], 16-byte aligned, needed if problem.select_bias */
   int64_t w13_row_stride;     /* between rows of w13; the experts must follow each other without a gap */
   int64_t w2_row_stride;      /* between rows of w2 */
   float routed_scaling;       /* factor on the routing weights; 0 means 1 */

@@ -83,7 +83,7 @@ static struct mf_problem tiny_problem(void)
   memset(&p, 0, sizeof(p));
   p.struct_size = sizeof(p);
   p.experts = p.expert_count = 64;
-  p.top_k = 4;
+  p.top_k = 2;
   p.hidden = 1024;
   p.intermediate = 256;
   p.groups = p.groups_kept = 1;
@@ -193,8 +193,8 @@ static void moe_token(const struct mf_problem *p, const struct mf_stream_params 
   for(int rank = 0; rank < p->top_k; rank++) {
     const int32_t expert = r->ids[token * r->top_k + order[rank]];
     uint16_t *out = (uint16_t *)(void *)h_buffer + (size_t)(token * p->top_k + rank) * (size_t)p->intermediate;
-    ((int32_t *)(void *)(ws + MF_STREAM_WS_IDS))[token * p->top_k + rank] = expert;
-    ((float *)(void *)(ws + MF_STREAM_WS_WEIGHTS))[token * p->top_k + rank] = expert >= 0 ? r->weights[token * r->top_k + order[rank]] : 0;
+    ((int32_t *)(void *)(ws + MF_STREAM_WS_IDS(p->top_k)))[token * p->top_k + rank] = expert;
+    ((float *)(void *)(ws + MF_STREAM_WS_WEIGHTS(p->top_k)))[token * p->top_k + rank] = expert >= 0 ? r->weights[token * r->top_k + order[rank]] : 0;
     if(expert < 0)
       continue;
     up(p, layer, expert, xq, out);

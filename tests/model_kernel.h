@@ -112,7 +112,7 @@ static void model_open(struct model *m, const struct mf_problem *p, float scalin
                       .n = p->intermediate, .k = p->hidden, .x_blocks = (p->hidden + 127) / 128,
                       .h_blocks = (p->intermediate_offset + p->intermediate + 127) / 128};
   data_logits(p, tc, logits);
-  data_bias(layer_seed, p->experts, bias);
+  data_bias(layer_seed, p->experts + p->zero_experts, bias);
   reference_route(p, tc->tokens, logits, bias, scaling, &m->routing);
   m->x = calloc((size_t)tc->tokens * k, sizeof(float));
   m->x_scale = calloc((size_t)(tc->tokens * m->x_blocks), sizeof(float));

@@ -83,7 +83,7 @@ static const struct {
   const char *edit, *text; /* of sed */
 } bad_specs[] = {
     {"s/experts: 64/experts: sixty/", ":5: shape.experts: expected an integer from 1 to 1024, got sixty"},
-    {"s/top_k: 4/top_k: 65/", ":6: shape.top_k: expected an integer from 1 to 22, got 65 (nearest legal value 22)"},
+    {"s/top_k: 2/top_k: 65/", ":6: shape.top_k: expected an integer from 1 to 22, got 65 (nearest legal value 22)"},
     {"s/softmax/softmx/", ":10: router.score: expected one of softmax"},
     {"s/^name:.*/name: ..\\/x/", ":2: name: expected a name"},
     {"/^name:/d", "name: expected a name"},
@@ -109,7 +109,7 @@ START_TEST(each_fault_is_said_once)
 {
   char root[4096];
   ck_assert_ptr_nonnull(getcwd(root, sizeof(root)));
-  shell("sed 's/experts: 64/experts: sixty/; s/top_k: 4/top_k: many/' '%s/specs/models/tiny.yaml' > two.yaml", root);
+  shell("sed 's/experts: 64/experts: sixty/; s/top_k: 2/top_k: many/' '%s/specs/models/tiny.yaml' > two.yaml", root);
   tool_run(&tool, "tune specs/models/tiny.yaml %s/two.yaml %s/none.yaml --quiet", tool.folder, tool.folder);
   tool_expect(&tool, 3);
   tool_says(&tool, err, "got sixty");

@@ -166,7 +166,7 @@ static enum mf_status check_modes(const enum hook_mode *modes, size_t count, int
   plan.cache_dir = cache;
   for(size_t i = 0; i < count; i++) {
     recipes[i] = hook_recipe(modes[i]);
-    items[i] = (struct check_item){HOOK_CUBIN, sizeof(HOOK_CUBIN), &recipes[i]};
+    items[i] = (struct check_item){.cubin = HOOK_CUBIN, .cubin_bytes = sizeof(HOOK_CUBIN), .recipe = &recipes[i]};
   }
   return device_client_check_many(&pool, &plan, items, count, count_verdict, t, err);
 }

@@ -62,7 +62,8 @@ static const struct {
 } compiled[] = {
     {"qwen3.5-35b-a3b", "h200", 0, 0},   {"qwen3.5-122b-a10b", "h200", 0, 0}, {"glm-5-tp8", "h200", 0, 0}, {"deepseek-v3.1-tp8", "h200", 0, 0},
     {"qwen3.5-35b-a3b", "h200", 6, 2},   {"deepseek-v3.1-tp8", "h200", 4, 2}, {"tiny", "h200", 0, 0},      {"qwen3.5-35b-a3b", "h100-pcie", 0, 0},
-    {"qwen3-30b-a3b", "h200", 0, 0},
+    {"qwen3-30b-a3b", "h200", 0, 0},     {"qwen3-235b-a22b-tp4", "h200", 0, 0}, {"minimax-m2-tp2", "h200", 0, 0}, {"glm-5-tp8", "h100-pcie", 0, 0},
+    {"qwen3.5-122b-a10b", "h100-pcie", 0, 0}, {"deepseek-v3.1-tp8", "h100-pcie", 0, 0}, {"qwen3.5-35b-a3b", "h20", 0, 0}, {"qwen3-235b-a22b-tp4", "h20", 0, 0},
 };
 
 START_TEST(host_and_kernel_agree)
@@ -88,6 +89,190 @@ START_TEST(host_and_kernel_agree)
   ck_assert_str_eq(why.rule, "metadata");
   ck_assert_ptr_nonnull(strstr(why.detail, "shared_bytes"));
   artifact_free(&art);
+}
+END_TEST
+
+/* Sizes of ranks: N, where the first feature lies in its 128-block, K. What each is there for shows in the last columns. */
+static const struct {
+  const char *device;
+  int hidden, intermediate, offset;
+  int down_rows, down_ctas, down_kblocks; /* of the metadata */
+} sizes[] = {
+    {"h200", 2048, 96, 96, 16, 128, 2},   {"h200", 2048, 192, 64, 16, 128, 2},  {"h200", 4096, 192, 0, 32, 128, 2},  {"h200", 6144, 320, 64, 48, 128, 2},
+    {"h200", 2048, 64, 64, 16, 128, 1},   {"h200", 2560, 160, 32, 24, 107, 2},  {"h200", 2560, 640, 0, 24, 107, 5},  {"h200", 4096, 1408, 0, 32, 128, 4},
+    {"h200", 4096, 704, 64, 32, 128, 3},  {"h200", 4096, 352, 96, 32, 128, 4},  {"h200", 4096, 176, 48, 32, 128, 2}, {"h200", 5120, 1536, 0, 40, 128, 3},
+    {"h200", 3072, 1536, 0, 24, 128, 4},  {"h200", 5120, 576, 64, 40, 128, 3},  {"h200", 2688, 928, 0, 24, 112, 4}, {"h200", 4224, 128, 0, 32, 132, 1},
+    {"h200", 3584, 256, 0, 32, 112, 2},   {"h200", 7168, 80, 112, 56, 128, 2},  {"h200", 8192, 16, 0, 64, 128, 1},   {"h200", 1024, 384, 0, 8, 128, 3},
+    {"h200", 2048, 1536, 0, 16, 128, 6},  {"h20", 4096, 384, 0, 56, 74, 2},     {"h100-pcie", 6144, 256, 0, 56, 110, 2},
+};
+#define SIZES ((int)(sizeof(sizes) / sizeof(sizes[0])))
+
+static struct mf_problem problem_of_size(int hidden, int intermediate, int offset)
+{
+  struct mf_problem p = problem("qwen3.5-35b-a3b");
+  p.hidden = hidden;
+  p.intermediate = intermediate;
+  p.intermediate_offset = offset;
+  return p;
+}
+
+START_TEST(sizes_without_a_common_divisor)
+{
+  const struct device_info dev = device(sizes[_i].device);
+  const struct mf_problem p = problem_of_size(sizes[_i].hidden, sizes[_i].intermediate, sizes[_i].offset);
+  struct schedule sched = {.family = &family_stream};
+  struct artifact art = {0};
+  struct verdict why = {0};
+  struct error err = {MF_OK, ""};
+  struct mf_stream_meta meta;
+  ck_assert_msg(family_stream.serves(&p, 8, &dev, &why) == MF_OK, "rule %s: %s", why.rule, why.detail);
+  family_stream.default_schedule(&p, 1, &dev, &sched);
+  compile(&p, &sched, &dev, &art);
+  ck_assert_msg(cubin_read_symbol(art.cubin, art.cubin_bytes, "mf_meta", &meta, sizeof(meta), &err) == MF_OK, "%s", err.text);
+  ck_assert_msg(family_stream.check_meta(&meta, sizeof(meta), &p, &sched, &dev, &why) == MF_OK, "%s", why.detail);
+  ck_assert_msg(limits_after_compile(&p, &sched, &dev, &art, &why) == MF_OK, "rule %s: %s", why.rule, why.detail);
+  ck_assert_int_eq((int)meta.down_rows, sizes[_i].down_rows);
+  ck_assert_int_eq((int)meta.down_ctas, sizes[_i].down_ctas);
+  ck_assert_int_eq((int)meta.down_kblocks, sizes[_i].down_kblocks);
+  artifact_free(&art);
+}
+END_TEST
+
+START_TEST(sizes_that_are_refused)
+{
+  static const struct {
+    const char *device;
+    int hidden, intermediate, offset;
+    const char *rule;
+    long nearest;
+  } rows[] = {
+      {"h200", 2880, 256, 0, "hidden", 2944},       {"h200", 896, 256, 0, "hidden", 1024},     {"h200", 9216, 256, 0, "hidden", 8192},
+      {"h200", 2048, 24, 0, "intermediate", 32},    {"h200", 2048, 8, 0, "intermediate", 16},  {"h200", 2048, 64, 8, "intermediate", 16},
+      {"h20", 7168, 256, 0, "down_rows", -1},       {"h20", 5120, 256, 0, "down_rows", -1},    {"h100-pcie", 8192, 256, 0, "down_rows", -1},
+      {"h200", 5120, 2304, 0, "memory", -1},
+  };
+  for(size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+    const struct device_info dev = device(rows[i].device);
+    const struct mf_problem p = problem_of_size(rows[i].hidden, rows[i].intermediate, rows[i].offset);
+    struct verdict why = {0};
+    ck_assert_int_eq(family_stream.serves(&p, 1, &dev, &why), MF_REJECTED);
+    ck_assert_str_eq(why.rule, rows[i].rule);
+    ck_assert_int_eq(why.nearest, rows[i].nearest);
+  }
+}
+END_TEST
+
+/* Routers: columns per lane of 1 to 32, keys of either kind, policies, other ranks' experts. K = 2048, N = 256. */
+static const struct {
+  int experts, top_k, score, bias, renormalize, f32, groups, kept, begin, count, zero;
+} routers[] = {
+    {8, 2, MF_SCORE_SOFTMAX, 0, 1, 0, 1, 1, 0, 8, 0},
+    {160, 8, MF_SCORE_SOFTMAX, 0, 0, 0, 1, 1, 0, 160, 0},
+    {512, 10, MF_SCORE_SOFTMAX, 0, 1, 0, 1, 1, 64, 64, 0},
+    {1024, 22, MF_SCORE_SOFTMAX, 0, 0, 0, 1, 1, 0, 1024, 0},
+    {128, 4, MF_SCORE_TOPK_SOFTMAX, 0, 0, 1, 1, 1, 0, 128, 0},
+    {16, 1, MF_SCORE_SIGMOID, 0, 0, 0, 1, 1, 0, 16, 0},
+    {384, 8, MF_SCORE_SIGMOID, 1, 1, 0, 1, 1, 0, 384, 0},
+    {896, 16, MF_SCORE_SIGMOID, 1, 1, 0, 1, 1, 0, 896, 0},
+    {1024, 22, MF_SCORE_SIGMOID, 1, 1, 1, 1, 1, 0, 1024, 0},
+    {1024, 8, MF_SCORE_SIGMOID, 1, 1, 1, 32, 9, 0, 1024, 0},
+    {384, 6, MF_SCORE_SQRT_SOFTPLUS, 1, 1, 0, 1, 1, 0, 384, 0},
+    {64, 8, MF_SCORE_SOFTMAX, 1, 1, 0, 1, 1, 0, 64, 0},
+    {512, 12, MF_SCORE_SOFTMAX, 1, 0, 1, 1, 1, 128, 128, 256},
+};
+#define ROUTERS ((int)(sizeof(routers) / sizeof(routers[0])))
+
+static struct mf_problem problem_of_router(int experts, int top_k, int score)
+{
+  struct mf_problem p;
+  problem_init(&p);
+  p.experts = p.expert_count = experts;
+  p.top_k = top_k;
+  p.hidden = 2048;
+  p.intermediate = 256;
+  p.score = score;
+  p.renormalize = 1;
+  return p;
+}
+
+START_TEST(routers_of_every_kind)
+{
+  const struct device_info dev = device("h200");
+  struct mf_problem p = problem_of_router(routers[_i].experts, routers[_i].top_k, routers[_i].score);
+  struct schedule sched = {.family = &family_stream};
+  struct artifact art = {0};
+  struct verdict why = {0};
+  struct error err = {MF_OK, ""};
+  struct mf_stream_meta meta;
+  p.select_bias = routers[_i].bias;
+  p.renormalize = routers[_i].renormalize;
+  p.logits_dtype = routers[_i].f32 ? MF_DTYPE_F32 : MF_DTYPE_BF16;
+  p.groups = routers[_i].groups;
+  p.groups_kept = routers[_i].kept;
+  p.expert_begin = routers[_i].begin;
+  p.expert_count = routers[_i].count;
+  p.zero_experts = routers[_i].zero;
+  ck_assert_msg(problem_validate(&p, &err) == MF_OK, "%s", err.text);
+  ck_assert_msg(family_stream.serves(&p, 8, &dev, &why) == MF_OK, "rule %s: %s", why.rule, why.detail);
+  family_stream.default_schedule(&p, 1, &dev, &sched);
+  compile(&p, &sched, &dev, &art);
+  ck_assert_msg(cubin_read_symbol(art.cubin, art.cubin_bytes, "mf_meta", &meta, sizeof(meta), &err) == MF_OK, "%s", err.text);
+  ck_assert_msg(family_stream.check_meta(&meta, sizeof(meta), &p, &sched, &dev, &why) == MF_OK, "%s", why.detail);
+  ck_assert_msg(limits_after_compile(&p, &sched, &dev, &art, &why) == MF_OK, "rule %s: %s", why.rule, why.detail);
+  meta.expert_begin += 1;
+  ck_assert_int_eq(family_stream.check_meta(&meta, sizeof(meta), &p, &sched, &dev, &why), MF_REJECTED);
+  ck_assert_ptr_nonnull(strstr(why.detail, "expert_begin"));
+  artifact_free(&art);
+}
+END_TEST
+
+START_TEST(routers_that_are_refused)
+{
+  static const struct {
+    int experts, top_k, score, bias, f32, groups, zero, shared, on_input;
+    const char *rule;
+    long nearest;
+  } rows[] = {
+      {60, 4, MF_SCORE_SOFTMAX, 0, 0, 1, 0, 0, 0, "experts", 64},       {62, 4, MF_SCORE_SOFTMAX, 0, 1, 1, 0, 0, 0, "experts", 64},
+      {4, 2, MF_SCORE_SOFTMAX, 0, 0, 1, 0, 0, 0, "experts", 8},         {1024, 2, MF_SCORE_SOFTMAX, 0, 0, 1, 8, 0, 0, "experts", 1024},
+      {64, 23, MF_SCORE_SOFTMAX, 0, 0, 1, 0, 0, 0, "top_k", 22},        {64, 4, MF_SCORE_TOPK_SOFTMAX, 1, 0, 1, 0, 0, 0, "router", MF_SCORE_SOFTMAX},
+      {160, 4, MF_SCORE_SIGMOID, 0, 0, 8, 0, 0, 0, "groups", 1},        {192, 4, MF_SCORE_SIGMOID, 0, 0, 3, 0, 0, 0, "groups", 1},
+      {64, 4, MF_SCORE_SOFTMAX, 0, 0, 1, 0, 1, 0, "feature", 0},        {64, 1, MF_SCORE_SIGMOID, 0, 0, 1, 0, 0, 1, "feature", 0},
+  };
+  const struct device_info dev = device("h200");
+  for(size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+    struct mf_problem p = problem_of_router(rows[i].experts, rows[i].top_k, rows[i].score);
+    struct verdict why = {0};
+    p.select_bias = rows[i].bias;
+    p.logits_dtype = rows[i].f32 ? MF_DTYPE_F32 : MF_DTYPE_BF16;
+    p.groups = rows[i].groups;
+    p.groups_kept = rows[i].groups > 1 ? 2 : 1;
+    p.zero_experts = rows[i].zero;
+    p.shared_experts = rows[i].shared;
+    p.weight_on_input = rows[i].on_input;
+    ck_assert_msg(family_stream.serves(&p, 8, &dev, &why) == MF_REJECTED, "row %zu is served", i);
+    ck_assert_str_eq(why.rule, rows[i].rule);
+    ck_assert_int_eq(why.nearest, rows[i].nearest);
+  }
+}
+END_TEST
+
+/* One source for one meaning: softmax over the chosen is the softmax that is renormalised. */
+START_TEST(softmax_over_the_chosen_is_renormalised_softmax)
+{
+  const struct device_info dev = device("h200");
+  const struct mf_problem p = problem_of_router(128, 4, MF_SCORE_SOFTMAX);
+  struct mf_problem q = problem_of_router(128, 4, MF_SCORE_TOPK_SOFTMAX);
+  struct schedule sched = {.family = &family_stream};
+  struct artifact a = {0}, b = {0};
+  struct error err = {MF_OK, ""};
+  q.renormalize = 0;
+  family_stream.default_schedule(&p, 1, &dev, &sched);
+  ck_assert_int_eq(emit_source(&p, "test", &sched, &dev, &a, &err), MF_OK);
+  ck_assert_int_eq(emit_source(&q, "test", &sched, &dev, &b, &err), MF_OK);
+  ck_assert_str_eq(a.source, b.source);
+  artifact_free(&a);
+  artifact_free(&b);
 }
 END_TEST
 
@@ -189,6 +374,11 @@ int main(void)
   SRunner *runner;
   int failed;
   tcase_add_loop_test(tc, host_and_kernel_agree, 0, (int)(sizeof(compiled) / sizeof(compiled[0])));
+  tcase_add_loop_test(tc, sizes_without_a_common_divisor, 0, SIZES);
+  tcase_add_test(tc, sizes_that_are_refused);
+  tcase_add_loop_test(tc, routers_of_every_kind, 0, ROUTERS);
+  tcase_add_test(tc, routers_that_are_refused);
+  tcase_add_test(tc, softmax_over_the_chosen_is_renormalised_softmax);
   tcase_add_loop_test(tc, recipes_are_valid, 0, 5);
   tcase_add_test(tc, knobs_reach_the_parameters);
   tcase_add_test(tc, parameters_are_complete);

@@ -280,6 +280,27 @@ START_TEST(zero_experts_take_a_place_and_drop_out)
 }
 END_TEST
 
+/* The bias has a value for every column: it may bring in a zero expert, or keep it out. */
+START_TEST(zero_experts_have_a_bias)
+{
+  struct mf_problem p = small_problem();
+  static struct routing_result r;
+  float logits[20], bias[20] = {0};
+  memcpy(logits, some_logits, sizeof(some_logits));
+  logits[16] = logits[17] = logits[18] = logits[19] = -9;
+  p.zero_experts = 4;
+  p.select_bias = 1;
+  p.renormalize = 0;
+  bias[18] = 1;
+  route_one(&p, logits, bias, 1, &r);
+  EXPECT_IDS(&r, 2, 7, 3, -1);
+  logits[17] = 4; /* the most probable column of all */
+  bias[17] = -2;
+  route_one(&p, logits, bias, 1, &r);
+  EXPECT_IDS(&r, 2, 7, 3, -1);
+}
+END_TEST
+
 START_TEST(many_experts_per_token)
 {
   struct mf_problem p = small_problem();
@@ -535,6 +556,7 @@ static void add_all(TCase *tc)
   tcase_add_test(tc, sqrt_softplus_agrees_with_libm);
   tcase_add_test(tc, softmax_with_bias_selects_by_probability);
   tcase_add_test(tc, zero_experts_take_a_place_and_drop_out);
+  tcase_add_test(tc, zero_experts_have_a_bias);
   tcase_add_test(tc, many_experts_per_token);
   tcase_add_test(tc, expert_parallel_routing);
   tcase_add_test(tc, bf16_logits_are_read_as_such);

@@ -69,10 +69,10 @@ void data_scales(uint64_t layer_seed, enum data_stream stream, const struct mf_p
     out[i] = mf_data_scale(mf_data_hash(key, first + i), base);
 }
 
-void data_bias(uint64_t layer_seed, int experts, float *out)
+void data_bias(uint64_t layer_seed, int columns, float *out)
 {
   const uint64_t key = mf_data_key(layer_seed, DATA_BIAS);
-  for(int e = 0; e < experts; e++)
+  for(int e = 0; e < columns; e++)
     out[e] = mf_data_bias(mf_data_hash(key, (uint64_t)e));
 }
 

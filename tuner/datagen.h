@@ -24,8 +24,8 @@ void data_weights(uint64_t layer_seed, enum data_stream stream, uint64_t first, 
 void data_scales(uint64_t layer_seed, enum data_stream stream, const struct mf_problem *problem, uint64_t first, size_t count, float *out);
 /* The power of two that the scales of a stream (DATA_S13, DATA_S2) lie around; the last argument of the kernel mf_gen_scales. */
 float data_scale_base(const struct mf_problem *problem, enum data_stream stream);
-/* Router correction bias of a layer: small normal values of either sign. */
-void data_bias(uint64_t layer_seed, int experts, float *out);
+/* Router correction bias of a layer, one value per column of the logits: small normal values of either sign. */
+void data_bias(uint64_t layer_seed, int columns, float *out);
 /* x: bf16 bits [tokens][hidden] for a case. */
 void data_x(const struct mf_problem *problem, const struct test_case *tc, uint16_t *out);
 /* Router logits: bf16 bits (or f32 if problem says so) [tokens][experts + zero_experts]. */

@@ -256,7 +256,7 @@ static double simulated_active(const struct mf_problem *problem, int tokens, enu
   struct test_case tc = {.tokens = tokens, .routing = routing, .data = CASE_NORMAL};
   float bias[DATA_MAX_LOGITS];
   double sum = 0.0;
-  data_bias(data_layer_seed(0), problem->experts, bias);
+  data_bias(data_layer_seed(0), problem->experts + problem->zero_experts, bias);
   for(int i = 0; i < draws; i++) {
     tc.seed = 0xAC710000u + (uint32_t)i;
     sum += drawn_active(problem, &tc, bias);

@@ -1,4 +1,4 @@
-/* device.h - the one interface behind which a GPU (device_cuda.c) or, later, the emulated device (device_emu.c) stands.
+/* device.h - the one interface behind which a GPU (device_cuda.c) or the emulated device (device_emu.c) stands.
  *
  * It is coarse on purpose and lives in worker processes only: the parent never holds a device (device_client.h is what the parent uses). A device
  * holds weights of several layers of one problem, loaded candidates, and inputs made from test cases. Not thread-safe.
@@ -42,6 +42,8 @@ struct device_state {
 
 struct device_ops {
   const char *name; /* "cuda", "emu" */
+  /* Only of the emulated device, else NULL: the interleavings of the cases that are run from here on follow from 'seed', the case and the launch. */
+  void (*set_seed)(struct device *dev, uint64_t seed);
   /* Number of devices, or an error that says what is missing (driver, device node, ...). */
   enum mf_status (*count)(int *out, struct error *err);
   enum mf_status (*info)(int ordinal, struct device_info *out, struct error *err);

@@ -215,6 +215,14 @@ struct frame open_request(int ordinal, const struct device_tools *tools, int thr
   return req;
 }
 
+struct frame open_emulated_request(const struct device_emulation *emulation, int threads)
+{
+  const struct device_tools none = {NULL, 0, NULL, 0};
+  struct frame req = open_request(0, &none, threads);
+  json_object_set_new(req.head, "emulated", wire_emulation(emulation));
+  return req;
+}
+
 struct frame problem_request(const struct mf_problem *problem, double routed_scaling, int layers, int tokens_max)
 {
   struct frame req = request_new("problem");
@@ -240,7 +248,7 @@ struct frame unload_request(int kernel)
   return req;
 }
 
-struct frame check_request(int kernel, const struct check_plan *plan)
+struct frame check_request(int kernel, const struct check_plan *plan, const struct test_case *cases, int ncases)
 {
   struct frame req = request_new("check");
   json_object_set_new(req.head, "kernel", json_integer(kernel));
@@ -248,7 +256,9 @@ struct frame check_request(int kernel, const struct check_plan *plan)
   json_object_set_new(req.head, "layers", json_integer(plan->layers));
   json_object_set_new(req.head, "replays", json_integer(plan->replays));
   json_object_set_new(req.head, "timeout_ms", json_integer(plan->timeout_ms));
-  request_blob(&req, 0, plan->cases, (size_t)plan->ncases * sizeof(*plan->cases));
+  if(plan->seed != NULL)
+    json_object_set_new(req.head, "seed", json_integer((json_int_t)*plan->seed));
+  request_blob(&req, 0, cases, (size_t)ncases * sizeof(*cases));
   return req;
 }
 
@@ -262,22 +272,19 @@ int start_limit_ms(void)
   return START_TIMEOUT_MS;
 }
 
-enum mf_status device_client_start(const char *program, int ordinal, const struct device_tools *tools, int threads, struct device_client **out,
-                                   struct error *err)
+/* Takes over the request. */
+static enum mf_status start(const char *program, struct frame *req, struct device_client **out, struct error *err)
 {
   struct device_client *client = calloc(1, sizeof(*client));
-  struct frame req, reply;
-  enum mf_status rc;
+  struct frame reply;
+  enum mf_status rc = client != NULL ? worker_start(program, DEVICE_ROLE, &client->worker, err) : error_set(err, MF_ERR_NOMEM, "out of memory");
   *out = NULL;
-  if(client == NULL)
-    return error_set(err, MF_ERR_NOMEM, "out of memory");
-  rc = worker_start(program, DEVICE_ROLE, &client->worker, err);
   if(rc != MF_OK) {
+    request_end(req);
     free(client);
     return rc;
   }
-  req = open_request(ordinal, tools, threads);
-  rc = transact(client, &req, START_TIMEOUT_MS, &reply, NULL, NULL, err);
+  rc = transact(client, req, START_TIMEOUT_MS, &reply, NULL, NULL, err);
   if(rc == MF_OK)
     rc = wire_read_info(json_object_get(reply.head, "info"), &client->info, err);
   frame_free(&reply);
@@ -287,6 +294,20 @@ enum mf_status device_client_start(const char *program, int ordinal, const struc
   }
   *out = client;
   return MF_OK;
+}
+
+enum mf_status device_client_start(const char *program, int ordinal, const struct device_tools *tools, int threads, struct device_client **out,
+                                   struct error *err)
+{
+  struct frame req = open_request(ordinal, tools, threads);
+  return start(program, &req, out, err);
+}
+
+enum mf_status device_client_start_emulated(const char *program, const struct device_emulation *emulation, int threads, struct device_client **out,
+                                            struct error *err)
+{
+  struct frame req = open_emulated_request(emulation, threads);
+  return start(program, &req, out, err);
 }
 
 void device_client_stop(struct device_client *client)
@@ -339,7 +360,7 @@ enum mf_status device_client_unload_kernel(struct device_client *client, int ker
 
 enum mf_status device_client_check(struct device_client *client, int kernel, const struct check_plan *plan, struct check_result *result, struct error *err)
 {
-  struct frame req = check_request(kernel, plan), reply;
+  struct frame req = check_request(kernel, plan, plan->cases, plan->ncases), reply;
   enum mf_status rc = transact(client, &req, check_limit_ms(plan), &reply, NULL, NULL, err);
   if(rc != MF_OK)
     return rc;

@@ -14,11 +14,11 @@
  *   {"op":"probe"}                                       -> {"devices":[{info}]}
  *   {"op":"doctor"}                                      -> {"devices":[{"info","state" | "state_error","nvml","lock_holder" | "lock_error"}]}
  *   {"op":"tool","name","template_dir","arch"}           -> {} + cubin
- *   {"op":"open","ordinal","threads"} + datagen + floor  -> {"info":{info}}
+ *   {"op":"open","ordinal","threads"} + datagen + floor  -> {"info":{info}}; the emulated device: "emulated":{...}, no blobs
  *   {"op":"problem","scaling","layers","tokens_max"} + struct mf_problem -> {}
- *   {"op":"kernel"} + cubin + struct mf_recipe           -> {"kernel":handle}
+ *   {"op":"kernel"} + cubin | image + struct mf_recipe   -> {"kernel":handle}
  *   {"op":"unload","kernel"}                             -> {}
- *   {"op":"check","kernel","cache_dir","layers","replays","timeout_ms"} + struct test_case[] -> {"result":{...}}, after {"progress":cases} frames
+ *   {"op":"check","kernel","cache_dir","layers","replays","timeout_ms"[,"seed"]} + struct test_case[] -> {"result":{...}}, after {"progress":cases} frames
  *   {"op":"reference","cache_dir","scaling","layer","threads"} + struct mf_problem + struct test_case -> {}
  *   {"op":"lock"}                                        -> {}, after {"waiting":"..."} frames
  *   {"op":"profile","kernels":[handle],"tokens","routing","seed","launches"} -> {}
@@ -29,6 +29,7 @@
 
 #include "check.h"
 #include "device.h"
+#include "device_emu.h"
 #include "error.h"
 #include "types.h"
 #include <jansson.h>
@@ -54,6 +55,9 @@ struct device_client;
 /* Starts a child and opens device 'ordinal' in it. 'threads': CPU threads that the child may use for references, 0 = all. */
 enum mf_status device_client_start(const char *program, int ordinal, const struct device_tools *tools, int threads, struct device_client **out,
                                    struct error *err);
+/* The same with an emulated device. Its kernels are images (device_emu_image) instead of cubins. */
+enum mf_status device_client_start_emulated(const char *program, const struct device_emulation *emulation, int threads, struct device_client **out,
+                                            struct error *err);
 /* Kills the child. NULL is allowed. */
 void device_client_stop(struct device_client *client);
 const struct device_info *device_client_info(const struct device_client *client);
@@ -76,6 +80,8 @@ struct check_plan {
   int layers;                     /* case i runs on layer i % layers; >= 1 */
   int replays;                    /* >= 2 */
   int timeout_ms;                 /* of one launch */
+  const uint64_t *seed;           /* of the emulated device's interleavings, instead of the one that it was opened with; NULL */
+  const uint64_t *item_seeds;     /* check_many: one for each item, instead of 'seed'; NULL */
 };
 /* Runs and judges the cases in the child. MF_OK whatever the verdict (*result); a fault is an error. */
 enum mf_status device_client_check(struct device_client *client, int kernel, const struct check_plan *plan, struct check_result *result, struct error *err);
@@ -97,16 +103,18 @@ enum mf_status device_client_references(const char *program, const struct check_
                                         struct error *err);
 
 struct check_item {
-  const void *cubin;
+  const void *cubin; /* for the emulated device: an image */
   size_t cubin_bytes;
   const struct mf_recipe *recipe;
+  const struct test_case *cases; /* instead of the plan's, of which they must be some; NULL */
+  int ncases;
 };
 
 /* What became of one candidate. */
 struct check_verdict {
   enum mf_status status;      /* MF_OK passed; MF_ERR_CHECK: result says which gate; else a fault: TIMEOUT, WORKER, DEVICE, MISS_..., CORRUPT */
   struct check_result result; /* of the last run; zeroed after a fault */
-  char fault[256];            /* "" or one line: "killed by signal 11 ...", "no progress within 2000 ms" */
+  char fault[ERROR_TEXT_MAX]; /* "" or one line: "killed by signal 11 ...", "no progress within 2000 ms" */
   int runs;                   /* 1, or 2 if it was judged again */
 };
 /* Receives each candidate's final verdict, in any order. A failing status stops everything and is returned. */
@@ -117,6 +125,7 @@ struct check_pool {
   int ordinal;
   const struct device_tools *tools;
   int jobs;                   /* children at most; fewer if device memory is short */
+  const struct device_emulation *emulation; /* NULL: a GPU; else ordinal and tools mean nothing */
 };
 /* Checks all items. A candidate that fails or faults is judged once more, in a fresh child that runs nothing else, and the second verdict stands,
  * unless the first run was such a one already and the two disagree: not reproducible is a failure. An error is returned only if no verdicts can be had at

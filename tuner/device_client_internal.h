@@ -16,10 +16,11 @@ struct frame request_new(const char *op);
 void request_blob(struct frame *req, int blob, const void *bytes, size_t count);
 void request_end(struct frame *req);
 struct frame open_request(int ordinal, const struct device_tools *tools, int threads);
+struct frame open_emulated_request(const struct device_emulation *emulation, int threads);
 struct frame problem_request(const struct mf_problem *problem, double routed_scaling, int layers, int tokens_max);
 struct frame kernel_request(const void *cubin, size_t bytes, const struct mf_recipe *recipe);
 struct frame unload_request(int kernel);
-struct frame check_request(int kernel, const struct check_plan *plan);
+struct frame check_request(int kernel, const struct check_plan *plan, const struct test_case *cases, int ncases);
 
 /* A frame that is no reply but comes ahead of one (progress, waiting). */
 bool is_note(const struct frame *frame);

@@ -25,6 +25,7 @@
 #define MAX_LANES 64
 #define WAIT_SLICE_MS 200
 #define LOAD_LIMIT_MS 60000
+#define JIT_LIMIT_MS 900000  /* the host's compiler, on a machine that is busy with other things */
 #define START_TRIES 3        /* after a fault the driver may need a moment before it gives a new context */
 #define START_PAUSE_MS 1000
 #define MOST_KILLS 3         /* of one candidate's children, from outside */
@@ -121,7 +122,7 @@ static enum mf_status take_verdict(struct pool *p, struct lane *lane, struct che
 /* Failures that say nothing about the candidate: they end the whole run. */
 static bool is_outside(enum mf_status status)
 {
-  return status == MF_ERR_IO || status == MF_ERR_USAGE || status == MF_ERR_UNSUPPORTED || status == MF_ERR_INTERRUPTED;
+  return status == MF_ERR_IO || status == MF_ERR_USAGE || status == MF_ERR_UNSUPPORTED || status == MF_ERR_TOOLKIT || status == MF_ERR_INTERRUPTED;
 }
 
 /* ---- lanes ---- */
@@ -185,7 +186,7 @@ static enum mf_status lane_start(struct pool *p, struct lane *lane, struct error
   lane->state = LANE_OPENING;
   rc = worker_start(p->opt->program, DEVICE_ROLE, &lane->client.worker, &why);
   if(rc == MF_OK) {
-    req = open_request(p->opt->ordinal, p->opt->tools, p->threads);
+    req = p->opt->emulation != NULL ? open_emulated_request(p->opt->emulation, p->threads) : open_request(p->opt->ordinal, p->opt->tools, p->threads);
     rc = lane_send(lane, &req, LANE_OPENING, start_limit_ms(), &why);
   }
   return rc == MF_OK ? MF_OK : lane_lost(p, lane, rc, &why, err);
@@ -236,16 +237,16 @@ static enum mf_status lane_feed(struct pool *p, struct lane *lane, struct error 
   item = &p->items[lane->item];
   lane->judged++;
   req = kernel_request(item->cubin, item->cubin_bytes, item->recipe);
-  rc = lane_send(lane, &req, LANE_LOADING, LOAD_LIMIT_MS, &why);
+  rc = lane_send(lane, &req, LANE_LOADING, p->opt->emulation != NULL ? JIT_LIMIT_MS : LOAD_LIMIT_MS, &why);
   return rc == MF_OK ? MF_OK : lane_lost(p, lane, rc, &why, err);
 }
 
 /* ---- replies ---- */
-/* The first child that is open tells how much memory there is: lanes beyond what fits are retired. */
+/* The first child that is open tells how much memory there is (an emulated device's is this machine's): lanes beyond what fits are retired. */
 static void limit_lanes(struct pool *p, const struct device_info *info)
 {
   const double each = device_memory_needed(p->plan->problem, p->plan->layers, p->tokens_max, 1);
-  double fit = info->memory_bytes * MEMORY_SHARE / each;
+  double fit = (p->opt->emulation != NULL ? device_emu_free_memory() : info->memory_bytes) * MEMORY_SHARE / each;
   for(size_t i = 0; i < p->nlanes; i++) {
     struct lane *lane = &p->lanes[i];
     if(fit >= 1 || lane->state > LANE_FILLING || i == 0) {
@@ -272,9 +273,13 @@ static enum mf_status on_open(struct pool *p, struct lane *lane, const struct fr
 
 static enum mf_status on_loaded(struct pool *p, struct lane *lane, const struct frame *reply, struct error *why)
 {
+  const struct check_item *item = &p->items[lane->item];
+  struct check_plan plan = *p->plan;
   struct frame req;
+  if(plan.item_seeds != NULL)
+    plan.seed = &plan.item_seeds[lane->item];
   lane->kernel = (int)json_integer_value(json_object_get(reply->head, "kernel"));
-  req = check_request(lane->kernel, p->plan);
+  req = item->cases != NULL ? check_request(lane->kernel, &plan, item->cases, item->ncases) : check_request(lane->kernel, &plan, plan.cases, plan.ncases);
   return lane_send(lane, &req, LANE_CHECKING, check_limit_ms(p->plan), why);
 }
 

@@ -81,7 +81,7 @@ static struct layer_sizes layer_sizes_of(const struct mf_problem *p)
   const size_t experts = (size_t)p->expert_count, matrix = (size_t)p->intermediate * (size_t)p->hidden;
   const size_t blocks = blocks128(p->intermediate_offset + p->intermediate) * blocks128(p->hidden);
   const struct layer_sizes sizes = {.w13 = experts * 2 * matrix, .w2 = experts * matrix, .s13 = experts * 2 * blocks, .s2 = experts * blocks,
-                                    .bias = p->select_bias ? (size_t)p->experts : 0};
+                                    .bias = p->select_bias ? (size_t)(p->experts + p->zero_experts) : 0};
   return sizes;
 }
 
@@ -396,19 +396,18 @@ static enum mf_status load_tools(struct device *dev, const struct device_tools *
   return result == CUDA_SUCCESS ? MF_OK : cuda_failed(&dev->api, result, err, "shared memory of the floor kernel");
 }
 
-static enum mf_status cuda_open(int ordinal, const struct device_tools *tools, struct device **out, struct error *err)
+enum mf_status cuda_open_on(const struct cuda_api *api, int ordinal, const struct device_tools *tools, struct device **out, struct error *err)
 {
   struct device *dev = calloc(1, sizeof(*dev));
   CUresult result;
   enum mf_status rc;
   *out = NULL;
-  if(dev == NULL)
+  if(dev == NULL) {
+    struct cuda_api unused = *api;
+    cuda_api_close(&unused);
     return error_set(err, MF_ERR_NOMEM, "no memory for a device");
-  rc = cuda_driver_open(&dev->api, err);
-  if(rc != MF_OK) {
-    free(dev);
-    return rc;
   }
+  dev->api = *api;
   dev->ordinal = ordinal;
   rc = cuda_describe(&dev->api, ordinal, &dev->handle, &dev->info, err);
   if(rc == MF_OK && dev->info.cc_major != 9)
@@ -436,6 +435,14 @@ static enum mf_status cuda_open(int ordinal, const struct device_tools *tools, s
 fail:
   cuda_close(dev);
   return rc;
+}
+
+static enum mf_status cuda_open(int ordinal, const struct device_tools *tools, struct device **out, struct error *err)
+{
+  struct cuda_api api;
+  const enum mf_status rc = cuda_driver_open(&api, err);
+  *out = NULL;
+  return rc == MF_OK ? cuda_open_on(&api, ordinal, tools, out, err) : rc;
 }
 
 const struct device_ops device_cuda = {

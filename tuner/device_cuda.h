@@ -1,5 +1,6 @@
 /* device_cuda.h - what the parts of the CUDA device share: device_cuda.c (weights, kernels), device_cuda_driver.c (the driver and its devices),
- * device_cuda_case.c (running one case), device_cuda_time.c (profiles and rounds). Nobody else includes it. */
+ * device_cuda_case.c (running one case), device_cuda_time.c (profiles and rounds); and what device_emu.c, the same device over an emulated driver, needs of
+ * them. Nobody else includes it. */
 #ifndef MOEFORGE_TUNER_DEVICE_CUDA_H
 #define MOEFORGE_TUNER_DEVICE_CUDA_H
 
@@ -66,6 +67,9 @@ enum mf_status cuda_describe(const struct cuda_api *api, int ordinal, CUdevice *
 enum mf_status cuda_count(int *out, struct error *err);
 enum mf_status cuda_info(int ordinal, struct device_info *out, struct error *err);
 enum mf_status cuda_state(int ordinal, struct device_state *out, struct error *err);
+
+/* Opens device 'ordinal' of the driver 'api', which is taken over: closed with the device, or on failure. */
+enum mf_status cuda_open_on(const struct cuda_api *api, int ordinal, const struct device_tools *tools, struct device **out, struct error *err);
 
 /* A driver failure as an error: "what: CUDA_ERROR_...: description". MF_ERR_NOMEM if memory ran out, else MF_ERR_DEVICE. */
 enum mf_status cuda_failed(const struct cuda_api *api, CUresult result, struct error *err, const char *what);

@@ -90,7 +90,7 @@ static enum mf_status make_inputs(struct device *dev, struct inputs *in, enum ro
 {
   struct cuda_profile *pf = &dev->profile;
   struct routing_result *routing = malloc(sizeof(*routing));
-  float *bias = malloc((size_t)dev->problem.experts * sizeof(*bias));
+  float *bias = malloc((size_t)(dev->problem.experts + dev->problem.zero_experts) * sizeof(*bias));
   const size_t launches = (size_t)pf->launches;
   enum mf_status rc = MF_OK;
   double active = 0;
@@ -105,7 +105,7 @@ static enum mf_status make_inputs(struct device *dev, struct inputs *in, enum ro
   for(int i = 0; i < pf->launches; i++) {
     const struct test_case tc = device_profile_case(pf->tokens, kind, seed, i);
     if(dev->problem.select_bias)
-      data_bias(data_layer_seed((uint32_t)(i % dev->nlayers)), dev->problem.experts, bias);
+      data_bias(data_layer_seed((uint32_t)(i % dev->nlayers)), dev->problem.experts + dev->problem.zero_experts, bias);
     make_launch(dev, in, i, &tc, dev->problem.select_bias ? bias : NULL, routing);
     active += in->counts[i];
   }

@@ -82,6 +82,38 @@ enum mf_status wire_read_info(const json_t *from, struct device_info *out, struc
   return MF_OK;
 }
 
+/* ---- how a device is emulated ---- */
+json_t *wire_emulation(const struct device_emulation *e)
+{
+  return json_pack("{s:o, s:s, s:s, s:s, s:s, s:I, s:I, s:b}", "info", wire_info(&e->info), "template_dir", e->template_dir, "emu_dir", e->emu_dir,
+                   "cache_dir", e->cache_dir, "compiler", e->compiler, "seed", (json_int_t)e->seed, "max_steps", (json_int_t)e->max_steps, "sanitize",
+                   (int)e->sanitize);
+}
+
+enum mf_status wire_read_emulation(const json_t *from, struct device_emulation *out, struct error *err)
+{
+  const struct {
+    const char *name;
+    char *to;
+    size_t space;
+  } texts[] = {{"template_dir", out->template_dir, sizeof(out->template_dir)}, {"emu_dir", out->emu_dir, sizeof(out->emu_dir)},
+               {"cache_dir", out->cache_dir, sizeof(out->cache_dir)}, {"compiler", out->compiler, sizeof(out->compiler)}};
+  const json_t *seed = json_object_get(from, "seed"), *steps = json_object_get(from, "max_steps");
+  memset(out, 0, sizeof(*out));
+  if(!json_is_integer(seed) || !json_is_integer(steps))
+    return error_set(err, MF_ERR_INTERNAL, "device frame: emulated: seed or max_steps is missing");
+  for(size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+    const char *text = json_string_value(json_object_get(from, texts[i].name));
+    if(text == NULL || strlen(text) >= texts[i].space)
+      return error_set(err, MF_ERR_INTERNAL, "device frame: emulated: %s is missing or too long", texts[i].name);
+    snprintf(texts[i].to, texts[i].space, "%s", text);
+  }
+  out->seed = (uint64_t)json_integer_value(seed);
+  out->max_steps = (uint64_t)json_integer_value(steps);
+  out->sanitize = json_is_true(json_object_get(from, "sanitize"));
+  return wire_read_info(json_object_get(from, "info"), &out->info, err);
+}
+
 /* ---- numbers, errors ---- */
 json_t *wire_number(double value)
 {

@@ -5,6 +5,7 @@
 
 #include "check.h"
 #include "device.h"
+#include "device_emu.h"
 #include "error.h"
 #include "worker.h"
 
@@ -13,6 +14,8 @@
 json_t *wire_info(const struct device_info *info);
 /* MF_ERR_INTERNAL names a missing field. */
 enum mf_status wire_read_info(const json_t *from, struct device_info *out, struct error *err);
+json_t *wire_emulation(const struct device_emulation *emulation);
+enum mf_status wire_read_emulation(const json_t *from, struct device_emulation *out, struct error *err);
 json_t *wire_check_result(const struct check_result *result);
 enum mf_status wire_read_check_result(const json_t *from, struct check_result *out, struct error *err);
 /* A number; NAN and infinities become null and come back as NAN. */

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "compile.h"
+#include "device_emu.h"
 #include "device_judge.h"
 #include "device_lock.h"
 #include "device_nvml.h"
@@ -227,15 +228,30 @@ static enum mf_status do_reference(struct child *c, const struct frame *req, str
 }
 
 /* ---- device, weights, kernels ---- */
+/* From here on this process has the emulated device and no GPU. */
+static enum mf_status emulate(struct child *c, const json_t *request, struct error *err)
+{
+  struct device_emulation emulation;
+  const enum mf_status rc = wire_read_emulation(request, &emulation, err);
+  if(rc != MF_OK)
+    return rc;
+  device_emu_configure(&emulation);
+  c->ops = &device_emu;
+  return MF_OK;
+}
+
 static enum mf_status do_open(struct child *c, const struct frame *req, struct frame *reply, struct error *err)
 {
   const struct device_tools tools = {req->blob[0], req->blob_bytes[0], req->blob[1], req->blob_bytes[1]};
+  const json_t *emulated = json_object_get(req->head, "emulated");
   int ordinal = 0, threads = 0;
   enum mf_status rc = read_int(req, "ordinal", 0, 1000, &ordinal, err);
   if(rc == MF_OK)
     rc = read_int(req, "threads", 0, 4096, &threads, err);
   if(rc == MF_OK && c->dev != NULL)
     rc = error_set(err, MF_ERR_USAGE, "device request: a device is open already");
+  if(rc == MF_OK && emulated != NULL)
+    rc = emulate(c, emulated, err);
   if(rc == MF_OK)
     rc = c->ops->info(ordinal, &c->info, err);
   if(rc == MF_OK)
@@ -325,6 +341,18 @@ static enum mf_status judge_all(struct child *c, const struct judge_run *run, co
   return rc;
 }
 
+/* "seed" is optional, and only for a device whose interleavings follow from one. */
+static enum mf_status take_seed(struct child *c, const struct frame *req, struct error *err)
+{
+  const json_t *seed = json_object_get(req->head, "seed");
+  if(seed == NULL)
+    return MF_OK;
+  if(!json_is_integer(seed) || c->ops->set_seed == NULL)
+    return error_set(err, MF_ERR_USAGE, "device request: seed: expected an integer and an emulated device");
+  c->ops->set_seed(c->dev, (uint64_t)json_integer_value(seed));
+  return MF_OK;
+}
+
 static enum mf_status do_check(struct child *c, const struct frame *req, struct frame *reply, struct error *err)
 {
   struct check_result result = {.passed = true};
@@ -342,6 +370,8 @@ static enum mf_status do_check(struct child *c, const struct frame *req, struct 
     rc = read_int(req, "timeout_ms", 1, 3600000, &run.timeout_ms, err);
   if(rc == MF_OK && (count == 0 || count * sizeof(struct test_case) != req->blob_bytes[0]))
     rc = error_set(err, MF_ERR_USAGE, "device request: cases: expected a list of struct test_case, got %zu bytes", req->blob_bytes[0]);
+  if(rc == MF_OK)
+    rc = take_seed(c, req, err);
   if(rc != MF_OK)
     return rc;
   run.kernel = c->kernels[handle];

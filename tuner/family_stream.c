@@ -15,8 +15,8 @@
 #define STAGE_KBLOCKS 8       /* k-blocks of 128 columns of 16 rows */
 #define REDUCE_BUFFERS 2      /* = finaliser warps */
 #define ALL_STATIC 1000       /* more rounds than any problem has: no tickets */
-#define SLAB_ROWS 16          /* rows of one CTA for which a down tile is made of slabs */
 #define MAX_DOWN_ROWS 64      /* rows of one CTA: one wgmma M tile */
+#define MIN_COLUMNS 8         /* of the router logits: one 16-byte piece of bf16 */
 #define TENSOR_MAP_BYTES 128
 
 enum { KNOB_RING, KNOB_LOADERS, KNOB_LOOKAHEAD, KNOB_FLIGHT, KNOB_FIRST_DOWN, KNOB_STATIC, KNOB_ROTATE, STREAM_KNOBS };
@@ -33,15 +33,15 @@ static const struct knob knobs[STREAM_KNOBS] = {
 
 #define RULES_TABLE(X)                                                                                        \
   X(RULE_TOKENS, "tokens", "1 to 8 tokens")                                                                   \
-  X(RULE_TOP_K, "top_k", "at most 8 experts per token: a token's experts fill the 8 h groups")                \
-  X(RULE_EXPERTS, "experts", "64, 128 or 256 experts: 2, 4 or 8 per lane of the routing warp")                \
-  X(RULE_HIDDEN, "hidden", "hidden size a multiple of 1024, up to 8192: whole 16 KB stages")                  \
-  X(RULE_INTERMEDIATE, "intermediate", "features per rank a multiple of 256, up to 1024: whole warp loads of h")           \
-  X(RULE_ROUTER, "router", "softmax, or sigmoid with a selection bias")                                       \
-  X(RULE_GROUPS, "groups", "groups of a whole number of lanes")                                               \
-  X(RULE_FEATURE, "feature", "no expert parallelism, zero experts, shared slots, clamps, input weights yet")  \
+  X(RULE_TOP_K, "top_k", "at most 22 experts per token: each may need an h group of its own")                 \
+  X(RULE_EXPERTS, "experts", "8 to 1024 logits per token, zero experts included, in rows of whole 16 bytes")    \
+  X(RULE_HIDDEN, "hidden", "hidden size a multiple of 128, 1024 to 8192: whole scale blocks")                 \
+  X(RULE_INTERMEDIATE, "intermediate", "features per rank, and the first one's place in its scale block, multiples of 16")  \
+  X(RULE_MEMORY, "memory", "x, h of all ranks and the smallest ring fit into shared memory")                  \
+  X(RULE_ROUTER, "router", "softmax over the chosen goes without a bias and groups")                           \
+  X(RULE_GROUPS, "groups", "a power of two, up to 32 groups; a multiple of 64 experts: whole lanes of the router") \
+  X(RULE_FEATURE, "feature", "no shared-expert slots, clamps, weights on the input yet")                         \
   X(RULE_DOWN_ROWS, "down_rows", "at most 64 rows of w2 per CTA")                                             \
-  X(RULE_DOWN_TILE, "down_tile", "a stage holds an even number of k-blocks of the CTA's rows of w2")           \
   X(RULE_RING, "ring", "the scale slots must outlive the ring")                                               \
   X(RULE_FLIGHT, "flight", "no more stages in flight than the ring has")                                      \
   X(RULE_EQUIVALENT, "equivalent", "another schedule in the space does exactly the same")
@@ -60,7 +60,8 @@ static const struct rule rules[STREAM_RULES] = {
 
 /* Sizes that follow from problem, schedule and device: the host's twin of struct Layout in layout.cuh. */
 struct layout {
-  int kblocks, hblocks;   /* of w13 and of w2 */
+  int kblocks, hblocks;   /* of w13 and of w2; the latter are those of the unsharded matrix, the first and last may be partly other ranks' */
+  bool whole_hblocks;     /* none is */
   int units, unit_stages; /* up units per expert, stages per unit */
   int grid, down_ctas, down_rows;
   int down_row_blocks;    /* scale blocks that a CTA's rows touch */
@@ -76,20 +77,22 @@ static long align_up(long value, long alignment)
   return (value + alignment - 1) / alignment * alignment;
 }
 
-/* The most CTAs that share K rows in whole atoms of 8. */
-static int most_down_ctas(int hidden, int sms)
+static int ceil_div(int value, int by)
 {
-  int ctas = sms < hidden / 8 ? sms : hidden / 8;
-  while((hidden / 8) % ctas != 0)
-    ctas--;
-  return ctas;
+  return (value + by - 1) / by;
 }
 
-/* k-blocks of w2 in one down copy: all, or the largest half or quarter that a stage holds. */
+/* Rows of w2 per CTA, in whole atoms of 8. */
+static int rows_per_cta(int hidden, int sms)
+{
+  return 8 * ceil_div(hidden / 8, sms);
+}
+
+/* k-blocks of w2 in one down copy: all, or as many as the fewest stages that hold them need. */
 static int down_kblocks(int hblocks, int down_rows)
 {
-  const long whole = 128L * hblocks * down_rows;
-  return whole <= STAGE_BYTES ? hblocks : whole <= 2L * STAGE_BYTES ? hblocks / 2 : hblocks / 4;
+  const int at_most = STAGE_BYTES / (128 * down_rows);
+  return ceil_div(hblocks, ceil_div(hblocks, at_most > 0 ? at_most : 1));
 }
 
 /* The fewest scale slots whose rows outlive a ring of 'ring' stages. */
@@ -101,14 +104,35 @@ static int fewest_scale_slots(int ring, int unit_stages)
   return slots;
 }
 
+/* MF_STREAM_* of the problem's policy. Top-k, then softmax over the chosen, is the softmax that is renormalised. */
+static int scoring_of(const struct mf_problem *p)
+{
+  switch((enum mf_score)p->score) {
+    case MF_SCORE_SIGMOID: return MF_STREAM_SIGMOID;
+    case MF_SCORE_SQRT_SOFTPLUS: return MF_STREAM_SQRT_SOFTPLUS;
+    case MF_SCORE_SOFTMAX: return p->select_bias || p->groups > 1 ? MF_STREAM_PROBABILITY : MF_STREAM_SOFTMAX;
+    case MF_SCORE_TOPK_SOFTMAX: break;
+  }
+  return MF_STREAM_SOFTMAX;
+}
+
+/* Whether selection goes through tables in shared memory: scores and orders of every expert. */
+static bool has_scores(const struct mf_problem *p)
+{
+  return scoring_of(p) != MF_STREAM_SOFTMAX || p->logits_dtype == MF_DTYPE_F32;
+}
+
 /* The layout's struct Shared, field by field. */
 static long shared_size(const struct mf_problem *p, const struct layout *l, int ring, int loaders)
 {
-  const long cleared = 32L * l->kblocks + 8L * 32 * l->hblocks + 8L * l->slots + 8L * l->slots + p->experts;
-  long at = (long)ring * STAGE_BYTES + 1024L * l->kblocks + 8L * 1024 * l->hblocks + 8L * 32 * 16 * REDUCE_BUFFERS;
+  const long mask_bytes = 8L * ceil_div(p->top_k, 8), rank_slots = p->top_k > 8 ? p->top_k : 8, local = align_up(p->expert_count, 32);
+  const long columns = has_scores(p) ? align_up(p->experts + p->zero_experts, 4) : 1;
+  const long cleared = 32L * l->kblocks + 32L * p->top_k * l->hblocks + mask_bytes * l->slots + 8L * l->slots + local;
+  const long h = 1024L * p->top_k * l->hblocks, scores = 8L * MF_STREAM_MAX_TOKENS * columns; /* share their space */
+  long at = (long)ring * STAGE_BYTES + 1024L * l->kblocks + (h > scores ? h : scores) + 8L * 32 * 16 * REDUCE_BUFFERS;
   at += align_up(cleared, 16);
-  at += 8L * l->scale_slots * l->kblocks + 4L * l->slots * l->down_row_blocks * l->hblocks + 8L * 4 * MF_STREAM_MAX_TOKENS;
-  at += 4L * l->slots + 2L * 4 + 2L * 4 * REDUCE_BUFFERS + 4L * loaders + 8L * 4 + 4L * ring + p->experts;
+  at += 8L * l->scale_slots * l->kblocks + 4L * l->slots * l->down_row_blocks * l->hblocks + 4L * rank_slots * MF_STREAM_MAX_TOKENS;
+  at += 4L * l->slots + 2L * 4 + 2L * 4 * REDUCE_BUFFERS + 4L * loaders + 8L * 4 + 4L * ring + local;
   at = align_up(at, 8) + (2L * REDUCE_BUFFERS + l->scale_slots + 2L * ring) * 8;
   return align_up(at, 1024);
 }
@@ -118,12 +142,13 @@ static struct layout make_layout(const struct mf_problem *p, const struct schedu
   const int ring = sched->value[KNOB_RING], helpers = REDUCE_BUFFERS + sched->value[KNOB_LOADERS];
   struct layout l = {0};
   l.kblocks = p->hidden / 128;
-  l.hblocks = p->intermediate / 128;
+  l.hblocks = ceil_div(p->intermediate_offset + p->intermediate, 128);
+  l.whole_hblocks = p->intermediate_offset == 0 && p->intermediate % 128 == 0;
   l.units = p->intermediate / 8;
-  l.unit_stages = l.kblocks / STAGE_KBLOCKS;
+  l.unit_stages = ceil_div(l.kblocks, STAGE_KBLOCKS);
   l.grid = dev->sms;
-  l.down_ctas = most_down_ctas(p->hidden, dev->sms);
-  l.down_rows = p->hidden / l.down_ctas;
+  l.down_rows = rows_per_cta(p->hidden, dev->sms);
+  l.down_ctas = ceil_div(p->hidden, l.down_rows);
   l.down_row_blocks = 128 % l.down_rows == 0 ? 1 : 2;
   l.down_kblocks = down_kblocks(l.hblocks, l.down_rows);
   l.scale_slots = fewest_scale_slots(ring, l.unit_stages);
@@ -131,6 +156,15 @@ static struct layout make_layout(const struct mf_problem *p, const struct schedu
   l.slots = MF_STREAM_MAX_TOKENS * p->top_k;
   l.shared_bytes = shared_size(p, &l, ring, sched->value[KNOB_LOADERS]);
   return l;
+}
+
+/* Of the smallest schedule. */
+static long least_shared_bytes(const struct mf_problem *p, const struct device_info *dev)
+{
+  struct schedule least = {.family = &family_stream};
+  least.value[KNOB_RING] = knobs[KNOB_RING].values[0];
+  least.value[KNOB_LOADERS] = knobs[KNOB_LOADERS].values[0];
+  return make_layout(p, &least, dev).shared_bytes;
 }
 
 static enum mf_status reject(struct verdict *why, enum stream_rule rule, long have, long allowed, long nearest, const char *detail)
@@ -144,36 +178,41 @@ static enum mf_status reject(struct verdict *why, enum stream_rule rule, long ha
 
 static bool plain_features(const struct mf_problem *p)
 {
-  return p->expert_begin == 0 && p->expert_count == p->experts && p->zero_experts == 0 && p->shared_experts == 0 && p->weight_on_input == 0 &&
-         p->swiglu_limit <= 0 && (p->swiglu_alpha <= 0 || (p->swiglu_alpha >= 1 && p->swiglu_alpha <= 1)) && p->intermediate_offset == 0;
+  return p->shared_experts == 0 && p->weight_on_input == 0 &&
+         p->swiglu_limit <= 0 && (p->swiglu_alpha <= 0 || (p->swiglu_alpha >= 1 && p->swiglu_alpha <= 1));
 }
 
 static enum mf_status stream_serves(const struct mf_problem *p, int tokens, const struct device_info *dev, struct verdict *why)
 {
-  const int lanes_per_group = p->groups > 0 ? 32 / p->groups : 0;
-  int down_rows, kblocks;
+  const int lanes_per_group = p->groups > 0 ? 32 / p->groups : 0, columns = p->experts + p->zero_experts;
+  const int row_step = p->logits_dtype == MF_DTYPE_F32 ? 4 : 8;
+  long least_bytes;
+  int down_rows;
   if(tokens < 1 || tokens > MF_STREAM_MAX_TOKENS)
     return reject(why, RULE_TOKENS, tokens, MF_STREAM_MAX_TOKENS, MF_STREAM_MAX_TOKENS, NULL);
   if(p->top_k > MF_STREAM_MAX_TOPK)
     return reject(why, RULE_TOP_K, p->top_k, MF_STREAM_MAX_TOPK, MF_STREAM_MAX_TOPK, NULL);
-  if(p->experts != 64 && p->experts != 128 && p->experts != 256)
-    return reject(why, RULE_EXPERTS, p->experts, 256, p->experts < 96 ? 64 : p->experts < 192 ? 128 : 256, NULL);
-  if(p->hidden % 1024 != 0 || p->hidden > 8192)
-    return reject(why, RULE_HIDDEN, p->hidden, 8192, p->hidden > 8192 ? 8192 : align_up(p->hidden, 1024), NULL);
-  if(p->intermediate % 256 != 0 || p->intermediate > 1024)
-    return reject(why, RULE_INTERMEDIATE, p->intermediate, 1024, p->intermediate > 1024 ? 1024 : align_up(p->intermediate, 256), NULL);
-  if(!(p->score == MF_SCORE_SOFTMAX && p->select_bias == 0) && p->score != MF_SCORE_SIGMOID)
-    return reject(why, RULE_ROUTER, p->score, MF_SCORE_SIGMOID, -1, NULL);
-  if(p->groups != 1 && (p->score != MF_SCORE_SIGMOID || lanes_per_group * p->groups != 32))
+  if(columns < MIN_COLUMNS || columns > MF_STREAM_MAX_COLUMNS || columns % row_step != 0)
+    return reject(why, RULE_EXPERTS, columns, MF_STREAM_MAX_COLUMNS,
+                  columns > MF_STREAM_MAX_COLUMNS ? MF_STREAM_MAX_COLUMNS : align_up(columns, row_step), NULL);
+  if(p->hidden % 128 != 0 || p->hidden < 1024 || p->hidden > 8192)
+    return reject(why, RULE_HIDDEN, p->hidden, 8192, p->hidden > 8192 ? 8192 : p->hidden < 1024 ? 1024 : align_up(p->hidden, 128), NULL);
+  if(p->intermediate % 16 != 0 || p->intermediate < 16)
+    return reject(why, RULE_INTERMEDIATE, p->intermediate, 16, p->intermediate < 16 ? 16 : align_up(p->intermediate, 16), NULL);
+  if(p->intermediate_offset % 16 != 0)
+    return reject(why, RULE_INTERMEDIATE, p->intermediate_offset, 16, align_up(p->intermediate_offset, 16), NULL);
+  if(p->score == MF_SCORE_TOPK_SOFTMAX && (p->select_bias != 0 || p->groups != 1))
+    return reject(why, RULE_ROUTER, p->score, MF_SCORE_SOFTMAX, MF_SCORE_SOFTMAX, NULL);
+  if(p->groups != 1 && (p->experts % 64 != 0 || lanes_per_group * p->groups != 32))
     return reject(why, RULE_GROUPS, p->groups, 32, 1, NULL);
   if(!plain_features(p))
     return reject(why, RULE_FEATURE, 1, 0, 0, NULL);
-  down_rows = p->hidden / most_down_ctas(p->hidden, dev->sms);
+  down_rows = rows_per_cta(p->hidden, dev->sms);
   if(down_rows > MAX_DOWN_ROWS)
     return reject(why, RULE_DOWN_ROWS, down_rows, MAX_DOWN_ROWS, -1, "more than 64 rows of w2 per CTA: the device has too few multiprocessors for this hidden size");
-  kblocks = down_kblocks(p->intermediate / 128, down_rows);
-  if(down_rows != SLAB_ROWS && (kblocks < 2 || kblocks % 2 != 0))
-    return reject(why, RULE_DOWN_TILE, kblocks, 2, -1, NULL);
+  least_bytes = least_shared_bytes(p, dev);
+  if(least_bytes > dev->shared_bytes_per_cta)
+    return reject(why, RULE_MEMORY, least_bytes, dev->shared_bytes_per_cta, -1, NULL);
   return MF_OK;
 }
 
@@ -192,7 +231,7 @@ static long stream_shared_bytes(const struct mf_problem *p, const struct schedul
 
 static int default_lookahead(const struct mf_problem *p)
 {
-  return p->hidden / 128 / STAGE_KBLOCKS >= 4 ? 2 : 4;
+  return ceil_div(p->hidden / 128, STAGE_KBLOCKS) >= 4 ? 2 : 4;
 }
 
 /* The deepest ring that fits, few bytes in flight; tickets pay from three tokens on. */
@@ -232,6 +271,9 @@ static enum mf_status stream_constrain(const struct mf_problem *p, const struct 
 
 /* ---- source ---- */
 
+static const char *const scorings[] = {[MF_STREAM_SOFTMAX] = "MF_STREAM_SOFTMAX", [MF_STREAM_SIGMOID] = "MF_STREAM_SIGMOID",
+                                       [MF_STREAM_SQRT_SOFTPLUS] = "MF_STREAM_SQRT_SOFTPLUS", [MF_STREAM_PROBABILITY] = "MF_STREAM_PROBABILITY"};
+
 static void stream_emit(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev, struct strbuf *out)
 {
   const struct layout l = make_layout(p, sched, dev);
@@ -245,12 +287,17 @@ static void stream_emit(const struct mf_problem *p, const struct schedule *sched
   strbuf_printf(out, "  static constexpr int kExperts = %d;\n", p->experts);
   strbuf_printf(out, "  static constexpr int kTopK = %d;\n", p->top_k);
   strbuf_printf(out, "  static constexpr int kIntermediate = %d; // features of one expert\n", p->intermediate);
+  strbuf_printf(out, "  static constexpr int kIntermediateOffset = %d; // of the first one in its 128-block of the unsharded matrix\n",
+                p->intermediate_offset);
   strbuf_printf(out, "  static constexpr int kHidden = %d;\n", p->hidden);
-  strbuf_printf(out, "  static constexpr int kScoring = %s;\n", p->score == MF_SCORE_SIGMOID ? "MF_STREAM_SIGMOID" : "MF_STREAM_SOFTMAX");
+  strbuf_printf(out, "  static constexpr int kZeroExperts = %d; // further columns of the logits, whose experts do nothing here\n", p->zero_experts);
+  strbuf_printf(out, "  static constexpr int kExpertBegin = %d; // this rank holds kExpertCount experts from here on\n", p->expert_begin);
+  strbuf_printf(out, "  static constexpr int kExpertCount = %d;\n", p->expert_count);
+  strbuf_printf(out, "  static constexpr int kScoring = %s;\n", scorings[scoring_of(p)]);
   strbuf_printf(out, "  static constexpr int kBias = %d; // 1: a bias takes part in the selection, not in the weights\n", p->select_bias != 0);
   strbuf_printf(out, "  static constexpr int kGroups = %d;\n", p->groups);
   strbuf_printf(out, "  static constexpr int kTopGroups = %d;\n", p->groups_kept);
-  strbuf_printf(out, "  static constexpr int kRenormalise = %d;\n", p->renormalize != 0);
+  strbuf_printf(out, "  static constexpr int kRenormalise = %d;\n", p->renormalize != 0 || p->score == MF_SCORE_TOPK_SOFTMAX);
   strbuf_printf(out, "  static constexpr int kLogitsF32 = %d;\n", p->logits_dtype == MF_DTYPE_F32);
   strbuf_printf(out, "  static constexpr int kActScaleUe8m0 = %d; // 1: activation scales are powers of two\n", p->act_scale == MF_ACT_SCALE_UE8M0);
   strbuf_printf(out, "};\n\nstruct Schedule {\n");
@@ -330,12 +377,14 @@ static void add_up_map(struct mf_recipe *r, const struct mf_problem *p)
   add_stride(&m->stride[3], MF_SRC_CONST, 128);
 }
 
-/* w2 as [k-block][expert and row][column]: one box is a CTA's rows of one expert, all or some k-blocks. */
+/* w2 as [k-block][expert and row][column]: one box is a CTA's rows of one expert, all or some k-blocks. If k-blocks are shared with other ranks there is
+ * but one "block", the row, and a box is a part of it that may begin before it or end behind it. */
 static void add_down_map(struct mf_recipe *r, const struct mf_problem *p, const struct layout *l)
 {
   struct mf_recipe_map *m = &r->maps[r->nmaps++];
-  const uint64_t dim[5] = {128, (uint64_t)p->expert_count * (uint64_t)p->hidden, (uint64_t)l->hblocks};
-  const uint32_t box[5] = {128, (uint32_t)l->down_rows, (uint32_t)l->down_kblocks};
+  const bool whole = l->whole_hblocks;
+  const uint64_t dim[5] = {whole ? 128 : (uint64_t)p->intermediate, (uint64_t)p->expert_count * (uint64_t)p->hidden, whole ? (uint64_t)l->hblocks : 1};
+  const uint32_t box[5] = {128, (uint32_t)l->down_rows, whole ? (uint32_t)l->down_kblocks : 1};
   m->base = MF_SRC_W2;
   m->rank = 3;
   m->swizzle = 128;
@@ -381,8 +430,8 @@ static enum mf_status stream_recipe(const struct mf_problem *p, const struct sch
   out->h_offset = MF_STREAM_WS_H;
   out->h_buffer_bytes = (uint64_t)MF_STREAM_WS_H_BYTES(p->top_k, p->intermediate);
   out->launch_count_offset = MF_STREAM_WS_LAUNCHES;
-  out->routing_ids_offset = MF_STREAM_WS_IDS;
-  out->routing_weights_offset = MF_STREAM_WS_WEIGHTS;
+  out->routing_ids_offset = (uint64_t)MF_STREAM_WS_IDS(p->top_k);
+  out->routing_weights_offset = (uint64_t)MF_STREAM_WS_WEIGHTS(p->top_k);
   out->status_offset = MF_STREAM_WS_STATUS;
   add_params(out, sched);
   add_up_map(out, p);
@@ -416,7 +465,15 @@ static enum mf_status stream_check_meta(const void *meta, size_t bytes, const st
       {"params_bytes", (long)m->params_bytes, (long)sizeof(struct mf_stream_params)},
       {"experts", (long)m->experts, p->experts},
       {"topk", (long)m->topk, p->top_k},
+      {"zero_experts", (long)m->zero_experts, p->zero_experts},
+      {"expert_begin", (long)m->expert_begin, p->expert_begin},
+      {"expert_count", (long)m->expert_count, p->expert_count},
+      {"scoring", (long)m->scoring, scoring_of(p)},
+      {"bias", (long)m->bias, p->select_bias},
+      {"groups", (long)m->groups, p->groups},
+      {"top_groups", (long)m->top_groups, p->groups_kept},
       {"intermediate", (long)m->intermediate, p->intermediate},
+      {"intermediate_offset", (long)m->intermediate_offset, p->intermediate_offset},
       {"hidden", (long)m->hidden, p->hidden},
       {"grid_ctas", (long)m->grid_ctas, l.grid},
       {"threads", (long)m->threads, l.threads},
@@ -428,8 +485,8 @@ static enum mf_status stream_check_meta(const void *meta, size_t bytes, const st
       {"scale_slots", (long)m->scale_slots, l.scale_slots},
       {"workspace_bytes", (long)m->workspace_bytes, MF_STREAM_WS_BYTES(p->top_k, p->intermediate)},
       {"h_offset", (long)m->h_offset, MF_STREAM_WS_H},
-      {"ids_offset", (long)m->ids_offset, MF_STREAM_WS_IDS},
-      {"weights_offset", (long)m->weights_offset, MF_STREAM_WS_WEIGHTS},
+      {"ids_offset", (long)m->ids_offset, MF_STREAM_WS_IDS(p->top_k)},
+      {"weights_offset", (long)m->weights_offset, MF_STREAM_WS_WEIGHTS(p->top_k)},
       {"status_offset", (long)m->status_offset, MF_STREAM_WS_STATUS},
       {"launches_offset", (long)m->launches_offset, MF_STREAM_WS_LAUNCHES},
   };
@@ -450,17 +507,19 @@ static double stream_predict_us(const struct mf_problem *p, const struct schedul
   const double up_bytes = 2.0 * p->intermediate * p->hidden, down_bytes = 1.0 * p->intermediate * p->hidden;
   const double peak = dev->bandwidth_gbps * 1e3;               /* bytes per us */
   const double latency_us = 1.3;                               /* of a copy under load */
-  const double in_flight = dev->sms * (double)sched->value[KNOB_FLIGHT] * STAGE_BYTES;
+  const double unit_bytes = 16.0 * p->hidden;
+  const double in_flight = dev->sms * (double)sched->value[KNOB_FLIGHT] * unit_bytes / l.unit_stages;
   const double rate = peak < in_flight / latency_us ? peak : in_flight / latency_us;
   const double share = active * l.units / dev->sms;            /* units per CTA */
   const double waves = (double)(long)(share + 0.999999);       /* of the busiest CTA, dealt statically */
   const bool tickets = sched->value[KNOB_STATIC] != ALL_STATIC;
   const double imbalance = tickets ? 1 + 0.3 / share : 1 + 0.5 * (waves / share - 1);
   const double queueing = 0.06 * (sched->value[KNOB_FLIGHT] + sched->value[KNOB_FIRST_DOWN] - 6) * (sched->value[KNOB_FLIGHT] + sched->value[KNOB_FIRST_DOWN] - 6);
-  const double front = 0.9 + 0.1 * tokens + (tickets ? 0.15 : 0) + (p->score == MF_SCORE_SIGMOID ? 0.2 : 0);
+  const double front = 0.9 + 0.1 * tokens + (tickets ? 0.15 : 0) + (scoring_of(p) != MF_STREAM_SOFTMAX ? 0.2 : 0);
   const double hand_off = 0.9 + 0.15 * tokens * p->top_k / (active > 0 ? active : 1) + 0.02 * (12 - sched->value[KNOB_RING]) +
                           (sched->value[KNOB_LOADERS] < 4 ? 0.1 * tokens : 0);
-  return dev->launch_us + front + hand_off + queueing * 0.1 + active * (up_bytes * imbalance + down_bytes * dev->sms / (double)l.down_ctas) / rate;
+  const double down_imbalance = 1.0 * dev->sms * l.down_rows / p->hidden;
+  return dev->launch_us + front + hand_off + queueing * 0.1 + active * (up_bytes * imbalance + down_bytes * down_imbalance) / rate;
 }
 
 const struct family_ops family_stream = {

@@ -4,11 +4,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "commands.h"
@@ -31,30 +31,34 @@ static const char usage_text[] =
     "  bench SHAPE...                                           times the winners again, on other routing seeds\n"
     "  export SHAPE -o FILE                                     one package file for the serving team\n"
     "  verify FILE                                              checks a package's numbers on this machine\n"
+    "  fuzz SPEC.yaml                                           random inputs and interleavings on the emulated device\n"
     "  doctor                                                   what this machine has and what is missing\n"
     "  version, help\n"
     "\n"
     "  -o FILE               output\n"
-    "  --device NAME         auto (default), none, cuda, cuda:N, or a device spec to plan for (h100-pcie)\n"
+    "  --device NAME         auto (default), none, cuda, cuda:N, or a device spec to plan for (h100-pcie); tune: also emu, emu:SPEC,\n"
+    "                        which checks the numbers on an emulated GPU (needs a C++ compiler) and predicts the times\n"
     "  --tokens LIST         token counts, e.g. 1-8 or 1,2,4: instead of the spec's\n"
-    "  --schedule LIST       bench: schedules to time beside the winners, comma-separated\n"
+    "  --schedule LIST       bench: schedules to time beside the winners, comma-separated; fuzz: the one to run (default: the default)\n"
+    "  --seeds N             fuzz: how many (default 100)\n"
+    "  --seed N              fuzz: the first (default 1)\n"
     "  --effort LEVEL        quick, default, exhaustive\n"
-    "  --jobs N              compile workers (default: the number of cores)\n"
-    "  --check-jobs N        check workers (default: a quarter of the cores, at most 4)\n"
+    "  --jobs N              compile workers; fuzz: workers (default: the number of cores)\n"
+    "  --check-jobs N        check workers (default: a quarter of the cores, at most 4; emulated: all cores)\n"
     "  --store FILE          work store (default: moeforge-work.db)\n"
     "  --db FILE             shipped schedules (default: schedules.db)\n"
     "  --templates DIR       kernel templates (default: beside the program, or ./templates)\n"
     "  --gen DIR             where emitted kernels are written (default: gen)\n"
     "  --devices DIR         device specs (default: beside the templates, specs/devices)\n"
-    "  --timeout-ms N        limit of one kernel launch in checks (default 2000)\n"
+    "  --timeout-ms N        limit of one kernel launch in checks (default 2000; emulated: 300000)\n"
     "  --retime              measure again what earlier runs have measured\n"
     "  --allow-predicted     export: winners that were only predicted\n"
     "  --debug               tune: kernels with the watchdog, checked but not timed\n"
     "  --json                results as JSON\n"
     "  --quiet               no progress\n"
     "\n"
-    "Exit codes: 0 done, 2 wrong command line, 3 bad spec or config, 4 not supported, 5 file error, 6 database, 7 no CUDA compiler, 8 no GPU,\n"
-    "9 GPU failure, 10 compile error, 11 wrong numbers, 12 timeout, 13 worker died, 14 not found, 20-27 package errors, 130 interrupted.\n";
+    "Exit codes: 0 done, 2 wrong command line, 3 bad spec or config, 4 not supported, 5 file error, 6 database, 7 no CUDA or C++ compiler,\n"
+    "8 no GPU, 9 GPU failure, 10 compile error, 11 wrong numbers (fuzz: findings), 12 timeout, 13 worker died, 14 not found, 20-27 package errors, 130 interrupted.\n";
 
 /* What the parser collects beyond struct options. */
 struct command_line {
@@ -65,12 +69,12 @@ struct command_line {
   int tp, tp_rank, ep, ep_rank;
   const char *name;
   bool rejects;
-  char template_dir[1024], device_dir[1024], program[1024];
+  char template_dir[1024], device_dir[1024], emu_dir[1024], program[1024];
 };
 
 enum option_code {
   OPT_DEVICE = 256, OPT_TOKENS, OPT_EFFORT, OPT_JOBS, OPT_CHECK_JOBS, OPT_STORE, OPT_DB, OPT_TEMPLATES, OPT_GEN, OPT_DEVICES, OPT_TIMEOUT, OPT_RETIME,
-  OPT_DEBUG, OPT_JSON, OPT_QUIET, OPT_TP, OPT_TP_RANK, OPT_EP, OPT_EP_RANK, OPT_NAME, OPT_REJECTS, OPT_PREDICTED, OPT_SCHEDULE
+  OPT_DEBUG, OPT_JSON, OPT_QUIET, OPT_TP, OPT_TP_RANK, OPT_EP, OPT_EP_RANK, OPT_NAME, OPT_REJECTS, OPT_PREDICTED, OPT_SCHEDULE, OPT_SEEDS, OPT_SEED
 };
 
 static const struct option long_options[] = {
@@ -86,13 +90,13 @@ static const struct option long_options[] = {
     {"ep", required_argument, NULL, OPT_EP},            {"ep-rank", required_argument, NULL, OPT_EP_RANK},
     {"name", required_argument, NULL, OPT_NAME},        {"rejects", no_argument, NULL, OPT_REJECTS},
     {"allow-predicted", no_argument, NULL, OPT_PREDICTED}, {"help", no_argument, NULL, 'h'},
+    {"seeds", required_argument, NULL, OPT_SEEDS},      {"seed", required_argument, NULL, OPT_SEED},
     {"schedule", required_argument, NULL, OPT_SCHEDULE},   {"version", no_argument, NULL, 'V'},                {NULL, 0, NULL, 0},
 };
 
-static bool is_folder(const char *path)
+static bool is_there(const char *path)
 {
-  struct stat info;
-  return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+  return access(path, F_OK) == 0;
 }
 
 /* The first of <program's folder>/<relative>, its parent's, the working folder's that exists; else the last. */
@@ -101,13 +105,13 @@ static void find_beside(const char *program, const char *relative, char *out, si
   const char *slash = strrchr(program, '/');
   const int length = slash != NULL ? (int)(slash - program) : 0;
   snprintf(out, space, "%.*s/%s", length, program, relative);
-  if(is_folder(out))
+  if(is_there(out))
     return;
   snprintf(out, space, "%.*s/../%s", length, program, relative);
-  if(is_folder(out))
+  if(is_there(out))
     return;
   snprintf(out, space, "%.*s/../share/moeforge/%s", length, program, relative);
-  if(!is_folder(out))
+  if(!is_there(out))
     snprintf(out, space, "%s", relative);
 }
 
@@ -120,9 +124,15 @@ static void default_options(struct command_line *cl)
   cl->program[n > 0 ? n : 0] = '\0';
   find_beside(cl->program, "templates", cl->template_dir, sizeof(cl->template_dir));
   find_beside(cl->program, "specs/devices", cl->device_dir, sizeof(cl->device_dir));
+  find_beside(cl->program, "emu/hw_host.h", cl->emu_dir, sizeof(cl->emu_dir)); /* the folder of objects beside the program is called emu, too */
+  *strrchr(cl->emu_dir, '/') = '\0';
   opt->program = cl->program;
   opt->template_dir = cl->template_dir;
   opt->device_dir = cl->device_dir;
+  opt->emu_dir = cl->emu_dir;
+  opt->cxx = getenv("MOEFORGE_CXX");
+  if(opt->cxx == NULL || opt->cxx[0] == '\0')
+    opt->cxx = "c++";
   opt->gen_dir = "gen";
   opt->store_path = "moeforge-work.db";
   opt->shipped_path = "schedules.db";
@@ -130,7 +140,11 @@ static void default_options(struct command_line *cl)
   opt->effort = EFFORT_DEFAULT;
   opt->jobs = cores > 0 ? (int)cores : 1;
   opt->check_jobs = cores >= 16 ? 4 : cores >= 4 ? (int)cores / 4 : 1;
+  opt->emulation_jobs = opt->jobs;
+  opt->seeds = 100;
+  opt->first_seed = 1;
   opt->timeout_ms = 2000;
+  opt->emulation_timeout_ms = 300000;
   cl->tp = cl->ep = 1;
 }
 
@@ -144,6 +158,15 @@ static enum mf_status parse_int(const char *option, const char *text, int low, i
   return MF_OK;
 }
 
+/* One value for both kinds of device. */
+static enum mf_status parse_both(const char *option, const char *text, int high, int *gpu, int *emulated, struct error *err)
+{
+  const enum mf_status rc = parse_int(option, text, 1, high, gpu, err);
+  if(rc == MF_OK)
+    *emulated = *gpu;
+  return rc;
+}
+
 static enum mf_status take_option(struct command_line *cl, int code, const char *value, struct error *err)
 {
   struct options *opt = &cl->opt;
@@ -154,13 +177,15 @@ static enum mf_status take_option(struct command_line *cl, int code, const char 
     case OPT_TOKENS: opt->tokens = value; return MF_OK;
     case OPT_EFFORT: return effort_from_name(value, &opt->effort, err);
     case OPT_JOBS: return parse_int("jobs", value, 1, 256, &opt->jobs, err);
-    case OPT_CHECK_JOBS: return parse_int("check-jobs", value, 1, 32, &opt->check_jobs, err);
+    case OPT_CHECK_JOBS: return parse_both("check-jobs", value, 32, &opt->check_jobs, &opt->emulation_jobs, err);
     case OPT_STORE: opt->store_path = value; return MF_OK;
     case OPT_DB: opt->shipped_path = value; return MF_OK;
-    case OPT_TEMPLATES: opt->template_dir = value; return MF_OK;
+    case OPT_TEMPLATES: opt->template_dir = opt->templates_given = value; return MF_OK;
     case OPT_GEN: opt->gen_dir = value; return MF_OK;
     case OPT_DEVICES: opt->device_dir = value; return MF_OK;
-    case OPT_TIMEOUT: return parse_int("timeout-ms", value, 1, 600000, &opt->timeout_ms, err);
+    case OPT_TIMEOUT: return parse_both("timeout-ms", value, 600000, &opt->timeout_ms, &opt->emulation_timeout_ms, err);
+    case OPT_SEEDS: return parse_int("seeds", value, 1, 1000000, &opt->seeds, err);
+    case OPT_SEED: return parse_int("seed", value, 0, INT_MAX - 1000000, &opt->first_seed, err);
     case OPT_RETIME: opt->retime = true; return MF_OK;
     case OPT_DEBUG: opt->debug = true; return MF_OK;
     case OPT_JSON: opt->json = true; return MF_OK;
@@ -293,6 +318,10 @@ static enum mf_status run_command(const struct command_line *cl, struct error *e
   if(strcmp(name, "bench") == 0) {
     rc = expect_operands(cl, 1, 255, "one or more shapes", err);
     return rc != MF_OK ? rc : bench_command(&cl->opt, rest, nrest, err);
+  }
+  if(strcmp(name, "fuzz") == 0) {
+    rc = expect_operands(cl, 1, 1, "one spec file", err);
+    return rc != MF_OK ? rc : fuzz_command(&cl->opt, rest[0], err);
   }
   if(strcmp(name, "export") == 0 || strcmp(name, "verify") == 0) {
     rc = expect_operands(cl, 1, 1, name[0] == 'e' ? "one shape" : "one package file", err);

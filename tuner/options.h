@@ -8,23 +8,29 @@
 struct options {
   const char *program;       /* path of this executable */
   const char *template_dir;
+  const char *templates_given; /* --templates, NULL */
   const char *gen_dir;
   const char *device_dir;    /* specs/devices */
   const char *store_path;    /* work store */
   const char *shipped_path;  /* schedules.db */
-  const char *device;        /* "auto", "cuda", "cuda:N", "none", or the name of a device spec (planned only) */
+  const char *device;        /* "auto", "cuda", "cuda:N", "none", "emu", "emu:SPEC", or the name of a device spec (planned only) */
+  const char *emu_dir;       /* headers of the emulated device */
+  const char *cxx;           /* C++ compiler for it */
   const char *tokens;        /* "1-8" or "1,2,4": overrides the spec; NULL */
   const char *output;        /* -o */
   const char *schedules;     /* --schedule: names, comma-separated, to time beside the winners; NULL */
   enum effort effort;
   int jobs;                  /* compile workers */
   int check_jobs;            /* concurrent check workers */
+  int emulation_jobs;        /* the same on the emulated device */
+  int seeds, first_seed;     /* fuzz */
   bool json;
   bool quiet;                /* no progress */
   bool retime;               /* ignore samples of earlier runs */
   bool allow_predicted;      /* export what was only predicted */
   bool debug;                /* kernels with the watchdog */
   int timeout_ms;            /* of one kernel launch in checks */
+  int emulation_timeout_ms;  /* the same on the emulated device */
 };
 
 #endif

@@ -159,8 +159,8 @@ out:
 /* --device picks by name; the words that stand for devices of this machine pick all. */
 static const char *device_filter(const char *device)
 {
-  static const char *const words[] = {"auto", "cuda", "none"};
-  if(device == NULL || strncmp(device, "cuda:", 5) == 0)
+  static const char *const words[] = {"auto", "cuda", "none", "emu"};
+  if(device == NULL || strncmp(device, "cuda:", 5) == 0 || strncmp(device, "emu:", 4) == 0)
     return NULL;
   for(size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
     if(strcmp(device, words[i]) == 0)

@@ -99,7 +99,7 @@ static void print_plan(const struct plan *plan, const struct model_spec *spec, c
   }
   printf("  GPU memory     %.1f GiB (%d layers, so that weights are cold)\n", plan->memory_bytes / (1 << 30), plan->layers);
   printf("  time, guessed  compile %.0f s, check %.0f s, timing %.0f s%s\n", plan->compile_seconds, plan->check_seconds, plan->time_seconds,
-         target->gpu ? "" : " (no GPU here: only compilation would run)");
+         target->gpu ? "" : target->emulated ? " (for a GPU; the emulated device checks fewer, each for seconds, and times none)" : " (no GPU here: only compilation would run)");
   printf("  %-8s", "tokens");
   for(int m = 0; m < spec->nmix; m++)
     printf("  %22s", routing_name(spec->mix[m].kind));

@@ -414,7 +414,7 @@ static enum mf_status make_inputs(const struct mf_problem *problem, float routed
   }
   data_x(problem, tc, *x);
   data_logits(problem, tc, logits);
-  data_bias(layer_seed, problem->experts, bias);
+  data_bias(layer_seed, problem->experts + problem->zero_experts, bias);
   reference_route(problem, tc->tokens, logits, bias, routed_scaling, routing);
   free(logits);
   return MF_OK;

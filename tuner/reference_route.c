@@ -7,7 +7,8 @@
  *           else the score (+ bias). Groups: those with the best sums of their two best keys stay, ties to the lower group.
  *           The top_k best keys win, ties to the lower expert. NaN is never selected, -inf is (last, with weight 0).
  *   weight  score / (sum of the chosen scores) if renormalised, else the probability (softmax) or the score; times the scaling factor.
- * A zero expert takes its place among the top_k, counts in the sum, and then is dropped: the operator adds nothing for it. */
+ * A zero expert (its column has a bias like the others) takes its place among the top_k, counts in the sum, and then is dropped: the operator
+ * adds nothing for it. */
 #include "datagen.h"
 #include "reference.h"
 #include "stream/exact_math.h"
@@ -31,18 +32,6 @@ struct route_row {
 static bool is_softmax(const struct mf_problem *problem)
 {
   return problem->score == MF_SCORE_SOFTMAX || problem->score == MF_SCORE_TOPK_SOFTMAX;
-}
-
-/* sqrt(log(1 + exp(l))) = sqrt(max(l, 0) + log1p(e)), e = exp(-|l|); log1p(e) = 2 atanh(e / (2 + e)) as a series whose ninth term is below 2^-29. */
-static float exact_sqrt_softplus(float l)
-{
-  const float e = mf_exact_exp(l < 0.0f ? l : -l);
-  const float s = mf_exact_mul(e, MF_EXACT_RECIPROCAL(mf_exact_add(2.0f, e)));
-  const float z = mf_exact_mul(s, s);
-  float p = 1.0f / 15.0f;
-  for(int n = 13; n >= 1; n -= 2)
-    p = MF_EXACT_FMA(p, z, 1.0f / (float)n);
-  return sqrtf(mf_exact_add(l > 0.0f ? l : 0.0f, mf_exact_mul(2.0f * s, p)));
 }
 
 /* Adds 'count' values (a power of two) in place, neighbours first. */
@@ -89,7 +78,7 @@ static void make_scores(struct route_row *row)
   }
   for(int c = 0; c < row->columns; c++) {
     const float l = row->logit[c];
-    row->score[c] = l != l ? l : row->problem->score == MF_SCORE_SIGMOID ? mf_exact_sigmoid(l) : exact_sqrt_softplus(l);
+    row->score[c] = l != l ? l : row->problem->score == MF_SCORE_SIGMOID ? mf_exact_sigmoid(l) : mf_exact_sqrt_softplus(l);
   }
 }
 
@@ -102,7 +91,7 @@ static void make_keys(struct route_row *row, const float *bias)
     float key = base[c];
     if(probability && key == key)
       key = score_over_sum(row->score[c], row->score_sum, 1.0f);
-    if(bias != NULL && c < p->experts)
+    if(bias != NULL)
       key = mf_exact_add(key, bias[c]);
     row->key[c] = key;
     row->order[c] = mf_exact_order(key);

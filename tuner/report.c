@@ -14,12 +14,18 @@ const char *report_status(const struct winner *win)
   return win->predicted ? "predicted" : win->stale ? "stale" : "measured";
 }
 
+/* How the numbers of a winner are known to be right. */
+static const char *numbers_status(const struct winner *win)
+{
+  return !win->checked ? "unchecked" : win->emulated ? "emulated" : "checked";
+}
+
 struct table {
   FILE *to;
   json_t *rows;                /* JSON output, else NULL */
   char shape[NAME_MAX_LEN], device[NAME_MAX_LEN];
   int count;
-  bool predicted, stale, failed;
+  bool predicted, emulated, stale, failed; /* predicted: without a check; emulated: with one on the emulated device */
 };
 
 static bool add_json(struct table *t, const struct winner *win)
@@ -32,6 +38,8 @@ static bool add_json(struct table *t, const struct winner *win)
   if(row != NULL && win->default_us > 0)
     json_object_set_new(row, "default_ratio", json_real(win->us / win->default_us));
   if(row != NULL)
+    json_object_set_new(row, "numbers", json_string(numbers_status(win)));
+  if(row != NULL)
     json_object_set_new(row, "regret", json_real(win->regret));
   t->failed = row == NULL || json_array_append_new(t->rows, row) != 0;
   return !t->failed;
@@ -42,7 +50,7 @@ static void print_header(struct table *t, const struct winner *win)
   if(strcmp(t->shape, win->shape_name) == 0 && strcmp(t->device, win->device_name) == 0)
     return;
   fprintf(t->to, "%s%s on %s\n", t->count > 0 ? "\n" : "", win->shape_name, win->device_name);
-  fprintf(t->to, "  %-7s %9s %9s %7s %9s %8s  %-9s  %s\n", "tokens", "us", "floor us", "x floor", "default", "x def.", "status", "schedule");
+  fprintf(t->to, "  %-7s %9s %9s %7s %9s %8s  %-10s  %s\n", "tokens", "us", "floor us", "x floor", "default", "x def.", "status", "schedule");
   snprintf(t->shape, sizeof(t->shape), "%s", win->shape_name);
   snprintf(t->device, sizeof(t->device), "%s", win->device_name);
 }
@@ -63,11 +71,12 @@ static bool add_row(void *context, const struct winner *win)
       snprintf(default_us, sizeof(default_us), "%.2f", win->default_us);
       snprintf(default_ratio, sizeof(default_ratio), "%.3f", win->us / win->default_us);
     }
-    fprintf(t->to, "  %-7s %9.2f %9.2f %7s %9s %8s  %-9s  %s\n", tokens, win->us, win->floor_us, floor_ratio, default_us, default_ratio, report_status(win),
-            win->schedule_name);
+    fprintf(t->to, "  %-7s %9.2f %9.2f %7s %9s %8s  %-10s  %s\n", tokens, win->us, win->floor_us, floor_ratio, default_us, default_ratio,
+            win->predicted && win->checked ? "predicted*" : report_status(win), win->schedule_name);
   }
   t->count++;
-  t->predicted = t->predicted || win->predicted;
+  t->predicted = t->predicted || (win->predicted && !win->checked);
+  t->emulated = t->emulated || (win->predicted && win->checked);
   t->stale = t->stale || (win->stale && !win->predicted);
   return t->rows == NULL || add_json(t, win);
 }
@@ -93,6 +102,8 @@ enum mf_status report_winners(FILE *to, struct store *st, const char *shape_name
     json_dumpf(root, to, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
     fputc('\n', to);
   } else if(rc == MF_OK) {
+    if(t.emulated)
+      fprintf(to, "\npredicted*: numbers checked on the emulated device, times predicted: ranked by the cost model for a floor by formula. Times need a GPU.\n");
     if(t.predicted)
       fprintf(to, "\npredicted: ranked by the cost model for a floor by formula; nothing was run. Numbers and times need a GPU.\n");
     if(t.stale)

@@ -81,6 +81,8 @@ struct winner {
   double us_low, us_high;          /* confidence interval of us */
   double regret;                   /* worst ratio to the best candidate over the routing inputs */
   bool predicted;                  /* from the cost model: nothing was measured */
+  bool checked;                    /* filled in by store_each_winner: the numbers passed their last check */
+  bool emulated;                   /* likewise: the device is emulated, and so was the check */
   bool stale;                      /* filled in by store_each_winner: driver, toolkit or policy changed since */
   char selection_key[KEY_LEN];     /* objective version, mix, timing key */
   int driver_version, nvrtc_version;

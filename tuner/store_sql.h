@@ -188,7 +188,8 @@
     " d.name, c.schedule, w.tokens_min, w.tokens_max, w.tokens_timed, w.us, w.floor_us, w.default_us, w.us_low, w.us_high," \
     " w.regret, w.predicted, w.selection_key, r.driver_version, r.nvrtc_version, w.made_at,"                      \
     " coalesce(l.driver_version<>0 AND l.driver_version<>r.driver_version,0)"                                     \
-    " OR coalesce(l.nvrtc_version<>0 AND l.nvrtc_version<>r.nvrtc_version,0) OR w.timing_policy<?2 OR w.objective<?3" \
+    " OR coalesce(l.nvrtc_version<>0 AND l.nvrtc_version<>r.nvrtc_version,0) OR w.timing_policy<?2 OR w.objective<?3," \
+    " coalesce((SELECT k.passed FROM check_result k WHERE k.candidate_id=w.candidate_id ORDER BY k.made_at DESC, k.check_key LIMIT 1),0), d.emulated" \
     " FROM winner w JOIN shape s ON s.id=w.shape_id JOIN device d ON d.id=w.device_id JOIN candidate c ON c.id=w.candidate_id" \
     " JOIN run r ON r.id=w.run_id LEFT JOIN run l ON l.id=" SQL_LATEST_RUN("main", "w.device_id")                 \
     " WHERE ?1 IS NULL OR shown=?1 ORDER BY shown, d.name, w.device_id, w.tokens_min")                            \

@@ -153,7 +153,9 @@ static void read_winner(sqlite3_stmt *stmt, struct winner *win)
   win->driver_version = sqlite3_column_int(stmt, column++);
   win->nvrtc_version = sqlite3_column_int(stmt, column++);
   store_text(stmt, column++, win->made_at, sizeof(win->made_at));
-  win->stale = sqlite3_column_int(stmt, column) != 0;
+  win->stale = sqlite3_column_int(stmt, column++) != 0;
+  win->checked = sqlite3_column_int(stmt, column++) != 0;
+  win->emulated = sqlite3_column_int(stmt, column) != 0;
 }
 
 enum mf_status store_each_winner(struct store *st, const char *shape_name, store_winner_fn *fn, void *context, struct error *err)

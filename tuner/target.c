@@ -11,6 +11,7 @@
 #include "spec.h"
 
 #define PLANNED_DEVICE "h200"
+#define EMULATED_DEVICE "emu-sm90"
 
 static enum mf_status planned(const struct options *opt, const char *name, struct target *out, struct error *err)
 {
@@ -25,6 +26,31 @@ static enum mf_status planned(const struct options *opt, const char *name, struc
   out->gpu = false;
   rc = device_spec_read(path, &out->dev, NULL, NULL, err);
   return rc == MF_ERR_IO ? error_append(err, " (--devices names the folder of device specs)") : rc;
+}
+
+/* "emu" or "emu:SPEC"; false if it is neither. */
+static bool emulated_spec(const char *text, const char **spec)
+{
+  *spec = strcmp(text, "emu") == 0 ? EMULATED_DEVICE : text + 4;
+  return strcmp(text, "emu") == 0 || (strncmp(text, "emu:", 4) == 0 && text[4] != '\0');
+}
+
+static enum mf_status emulate(const struct options *opt, const char *spec, struct target *out, struct error *err)
+{
+  const enum mf_status rc = planned(opt, spec, out, err);
+  if(rc == MF_ERR_IO)
+    return error_set(err, MF_ERR_USAGE, "--device %s: expected emu, or emu: and the name of a file in %s", opt->device, opt->device_dir);
+  if(rc != MF_OK)
+    return rc;
+  if(!out->dev.emulated) { /* a real GPU's numbers: another device than that GPU */
+    char name[NAME_MAX_LEN];
+    snprintf(name, sizeof(name), "%.60s (emulated)", out->dev.name);
+    memcpy(out->dev.name, name, sizeof(name));
+    out->dev.emulated = true;
+  }
+  out->emulated = true;
+  snprintf(out->note, sizeof(out->note), "--device %s has no times", opt->device);
+  return MF_OK;
 }
 
 /* What a driver does not know: the bandwidth that this GPU's memory really reaches, and the time of a launch, from the device spec of that name. */
@@ -82,15 +108,18 @@ enum mf_status target_resolve(const struct options *opt, struct target *out, str
   int count = 0, ordinal = 0;
   enum mf_status rc;
   const bool automatic = strcmp(opt->device, "auto") == 0;
+  const char *spec;
   memset(out, 0, sizeof(*out));
   if(strcmp(opt->device, "none") == 0) {
     snprintf(out->note, sizeof(out->note), "--device none");
     return planned(opt, PLANNED_DEVICE, out, err);
   }
+  if(emulated_spec(opt->device, &spec))
+    return emulate(opt, spec, out, err);
   if(!automatic && !target_cuda_ordinal(opt->device, &ordinal)) {
     snprintf(out->note, sizeof(out->note), "a device spec has no GPU to measure on");
     rc = planned(opt, opt->device, out, err);
-    return rc == MF_ERR_IO ? error_set(err, MF_ERR_USAGE, "--device %s: expected auto, none, cuda, cuda:N or the name of a file in %s", opt->device, opt->device_dir)
+    return rc == MF_ERR_IO ? error_set(err, MF_ERR_USAGE, "--device %s: expected auto, none, cuda, cuda:N, emu or the name of a file in %s", opt->device, opt->device_dir)
                            : rc;
   }
   rc = device_client_probe(opt->program, devices, &count, err);

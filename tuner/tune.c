@@ -57,6 +57,18 @@ static enum mf_status predict(const struct tuner *t, struct job *job, struct win
   return select_predicted(&job->spec, job->tokens, job->ntokens, &t->target.dev, job->list.items, job->list.count, winners, nwinners, err);
 }
 
+/* What the run did for a spec, in one line. */
+static void say_summary(struct tuner *t, const struct job *job, double seconds)
+{
+  if(t->target.emulated)
+    progress_say(&t->progress, "%s: %zu candidates, %zu rejected, %zu kernels compiled, %zu from the store; numbers: %zu right by emulation, "
+                 "%zu not executed; times: predicted, they need a GPU; %.1f s", job->spec.name, job->list.count + job->unexecuted, job->rejected, job->compiled, job->cached, job->list.count,
+                 job->unexecuted, seconds);
+  else
+    progress_say(&t->progress, "%s: %zu candidates, %zu rejected, %zu kernels compiled, %zu from the store, %zu samples measured, %zu reused, %.1f s",
+                 job->spec.name, job->list.count, job->rejected, job->compiled, job->cached, job->measured, job->reused, seconds);
+}
+
 static enum mf_status tune_job(struct tuner *t, struct job *job, struct error *err)
 {
   struct winner winners[MAX_TOKEN_COUNTS];
@@ -65,7 +77,9 @@ static enum mf_status tune_job(struct tuner *t, struct job *job, struct error *e
   enum mf_status rc = store_put_shape(t->store, &job->spec, &job->shape_id, err);
   if(rc == MF_OK)
     rc = tune_build(t, job, err);
-  if(rc == MF_OK && t->target.gpu)
+  if(rc == MF_OK && t->target.emulated)
+    rc = tune_emulated_choice(t, job, err);
+  if(rc == MF_OK && (t->target.gpu || t->target.emulated))
     rc = tune_check(t, job, err);
   if(rc == MF_OK && t->opt->debug) { /* kernels with the watchdog are slower: never timed, never winners */
     progress_say(&t->progress, "%s: %zu debug candidates, %zu rejected, %zu faulted; not timed", job->spec.name, job->list.count, job->rejected, job->faulted);
@@ -78,8 +92,7 @@ static enum mf_status tune_job(struct tuner *t, struct job *job, struct error *e
   describe_winners(t, job, winners, nwinners);
   rc = store_put_winners(t->store, t->run_id, job->shape_id, t->device_id, winners, (size_t)nwinners, err);
   if(rc == MF_OK)
-    progress_say(&t->progress, "%s: %zu candidates, %zu rejected, %zu kernels compiled, %zu from the store, %zu samples measured, %zu reused, %.1f s",
-                 job->spec.name, job->list.count, job->rejected, job->compiled, job->cached, job->measured, job->reused, progress_seconds() - start);
+    say_summary(t, job, progress_seconds() - start);
   return rc;
 }
 
@@ -142,6 +155,8 @@ static enum mf_status begin(struct tuner *t, const char *const *specs, int nspec
     rc = compile_pool_toolkit(t->opt->program, &t->nvrtc_version, NULL, 0, err);
   if(rc == MF_OK)
     rc = target_resolve(t->opt, &t->target, err);
+  if(rc == MF_OK && t->target.emulated)
+    rc = tune_emulation(t, err);
   if(rc == MF_OK)
     rc = check_driver(t, err);
   if(rc == MF_OK && t->target.gpu)
@@ -154,6 +169,9 @@ static enum mf_status begin(struct tuner *t, const char *const *specs, int nspec
   if(t->target.gpu)
     progress_say(&t->progress, "tuning on %s (%d SMs, driver %d.%d)", t->target.dev.name, t->target.dev.sms, t->target.dev.driver_version / 1000,
                  t->target.dev.driver_version % 1000 / 10);
+  else if(t->target.emulated)
+    progress_say(&t->progress, "no GPU is used: kernels are executed on the emulated device %s (%d SMs), their times are predicted", t->target.dev.name,
+                 t->target.dev.sms);
   else
     progress_say(&t->progress, "planning for %s, not measuring: %s", t->target.dev.name, t->target.note);
   return store_begin_run(t->store, command, t->nvrtc_version, t->target.dev.driver_version, &t->run_id, err);

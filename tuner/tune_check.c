@@ -11,29 +11,59 @@
 
 #define CHECK_LAYERS 2
 #define CHECK_REPLAYS 2
+#define EMULATED_LAYERS 1
+#define EMULATED_REPLAYS 3 /* each case begins on a fresh workspace: the third launch is the first to use what an earlier one has cleared */
+
+/* What is run on a device. */
+struct check_policy {
+  const char *device; /* "" for a GPU, else device_emu_key(): a GPU's verdict is never taken for an emulated one or the other way round */
+  int layers, replays, timeout_ms;
+  const struct test_case *cases; /* twice one after the other, so that any stretch of them around the end is in one piece */
+  int ncases;                    /* once */
+  int each;                      /* cases that one candidate is given; less than ncases: in turn, so that all cases are run on some candidate */
+};
 
 struct check_step {
   struct tuner *t;
   struct job *job;
-  const char *key;
-  size_t *todo;       /* candidates still to be checked */
+  struct check_policy policy;
+  size_t *todo;          /* candidates still to be checked */
   size_t ntodo, done;
   bool *keep;
-  char last[300];     /* why the last candidate was rejected */
+  enum mf_status failed; /* how the last candidate that was rejected failed */
+  char last[300];        /* and why */
 };
 
-static void make_check_key(const struct test_case *cases, int count, char key[KEY_LEN])
+/* The cases of candidate 'index', policy.each of them. */
+static const struct test_case *cases_of(const struct check_step *step, size_t index)
 {
+  const struct check_policy *p = &step->policy;
+  return &p->cases[p->each < p->ncases ? index * (size_t)p->each % (size_t)p->ncases : 0];
+}
+
+/* The check key of candidate 'index'. */
+static void make_check_key(const struct check_step *step, size_t index, char key[KEY_LEN])
+{
+  const struct check_policy *p = &step->policy;
+  const struct test_case *cases = cases_of(step, index);
   unsigned char digest[32];
   char line[160];
   struct sha256 ctx;
   sha256_init(&ctx);
-  sha256_add(&ctx, line, (size_t)snprintf(line, sizeof(line), "check %d layers %d replays %d\n", CHECK_POLICY_VERSION, CHECK_LAYERS, CHECK_REPLAYS));
-  for(int i = 0; i < count; i++)
+  sha256_add(&ctx, line, (size_t)snprintf(line, sizeof(line), "check %d layers %d replays %d\n", CHECK_POLICY_VERSION, p->layers, p->replays));
+  sha256_add(&ctx, p->device, strlen(p->device));
+  for(int i = 0; i < p->each; i++)
     sha256_add(&ctx, line, (size_t)snprintf(line, sizeof(line), "%d %s %s %u\n", cases[i].tokens, routing_name(cases[i].routing),
                                             case_data_name(cases[i].data), (unsigned)cases[i].seed));
   sha256_end(&ctx, digest);
   sha256_hex(digest, key);
+}
+
+static enum mf_status known_check(const struct check_step *step, size_t index, struct check_result *out, struct error *err)
+{
+  char key[KEY_LEN];
+  make_check_key(step, index, key);
+  return store_get_check(step->t->store, step->job->list.items[index].id, key, out, err);
 }
 
 /* Notes a candidate that is out, with the gate or the fault as the rule. */
@@ -52,8 +82,17 @@ static enum mf_status on_verdict(void *context, size_t item, const struct check_
 {
   struct check_step *step = context;
   const size_t index = step->todo[item];
-  enum mf_status rc = store_put_check(step->t->store, step->t->run_id, step->job->list.items[index].id, step->key, &verdict->result,
-                                      verdict->fault[0] != '\0' ? verdict->fault : NULL, err);
+  struct check_result result = verdict->result;
+  char key[KEY_LEN];
+  enum mf_status rc;
+  make_check_key(step, index, key);
+  if(step->t->target.emulated && verdict->status == MF_OK)
+    snprintf(result.detail, sizeof(result.detail), "%s: %d of %d cases, %d launches each", step->policy.device, step->policy.each, step->policy.ncases,
+             step->policy.replays);
+  rc = store_put_check(step->t->store, step->t->run_id, step->job->list.items[index].id, key, &result,
+                       verdict->fault[0] != '\0' ? verdict->fault : NULL, err);
+  if(verdict->status != MF_OK)
+    step->failed = verdict->status;
   if(rc == MF_OK && verdict->status != MF_OK)
     rc = reject_candidate(step, index, &verdict->result, verdict->fault, err);
   if(rc == MF_OK && verdict->fault[0] != '\0')
@@ -83,7 +122,7 @@ static enum mf_status only_faults(struct check_step *step, bool *only, struct er
   *only = true;
   for(size_t i = 0; i < step->job->list.count && rc == MF_OK && *only; i++) {
     struct check_result known = {0};
-    rc = store_get_check(step->t->store, step->job->list.items[i].id, step->key, &known, err);
+    rc = known_check(step, i, &known, err);
     *only = rc == MF_OK && !known.passed && fault_of(&known) != NULL;
   }
   return rc == MF_ERR_NOT_FOUND ? MF_OK : rc;
@@ -98,7 +137,7 @@ static enum mf_status sort_out_known(struct check_step *step, struct error *err)
     return found;
   for(size_t i = 0; i < step->job->list.count; i++) {
     struct check_result known = {0};
-    enum mf_status rc = again ? MF_ERR_NOT_FOUND : store_get_check(step->t->store, step->job->list.items[i].id, step->key, &known, err);
+    enum mf_status rc = again ? MF_ERR_NOT_FOUND : known_check(step, i, &known, err);
     step->keep[i] = true;
     if(rc == MF_ERR_NOT_FOUND)
       step->todo[step->ntodo++] = i;
@@ -110,49 +149,129 @@ static enum mf_status sort_out_known(struct check_step *step, struct error *err)
   return MF_OK;
 }
 
-static enum mf_status check_rest(struct check_step *step, const struct test_case *cases, int ncases, struct error *err)
+/* What the device loads for each artifact: its cubin, or an image of its source for the emulated device. */
+struct loadable {
+  void *bytes; /* owned if it is an image */
+  size_t count;
+};
+
+static enum mf_status make_images(const struct tuner *t, const struct job *job, struct loadable *of, struct error *err)
+{
+  enum mf_status rc = MF_OK;
+  for(size_t i = 0; i < job->list.count && rc == MF_OK; i++) {
+    const size_t a = job->artifact_of[i];
+    if(of[a].bytes == NULL)
+      rc = device_emu_image(&job->artifacts[a], job->list.items[i].recipe.kernel, t->opt->debug, &of[a].bytes, &of[a].count, err);
+  }
+  return rc;
+}
+
+/* The items in an order in which neighbours have different kernels, so that workers side by side do not compile the same one at the same time. */
+static void interleave(struct check_step *step)
+{
+  const struct job *job = step->job;
+  size_t sorted = 0;
+  for(size_t turn = 0; sorted < step->ntodo; turn++) {
+    for(size_t a = 0; a < job->nartifacts; a++) {
+      size_t seen = 0;
+      for(size_t i = sorted; i < step->ntodo; i++) {
+        const size_t index = step->todo[i];
+        if(job->artifact_of[index] != a || seen++ > 0)
+          continue;
+        memmove(&step->todo[sorted + 1], &step->todo[sorted], (i - sorted) * sizeof(*step->todo));
+        step->todo[sorted++] = index;
+      }
+    }
+  }
+}
+
+static enum mf_status check_items(struct check_step *step, const struct loadable *of, struct error *err)
 {
   struct tuner *t = step->t;
   struct job *job = step->job;
-  const struct check_plan plan = {.problem = &job->spec.problem, .routed_scaling = job->spec.routed_scaling, .cache_dir = t->cache_dir, .cases = cases,
-                                  .ncases = ncases, .layers = CHECK_LAYERS, .replays = CHECK_REPLAYS, .timeout_ms = t->opt->timeout_ms};
-  const struct check_pool pool = {.program = t->opt->program, .ordinal = t->target.ordinal, .tools = &t->tools.tools, .jobs = t->opt->check_jobs};
+  const struct check_policy *policy = &step->policy;
+  const bool emulated = t->target.emulated;
+  const struct check_plan plan = {.problem = &job->spec.problem, .routed_scaling = job->spec.routed_scaling, .cache_dir = t->cache_dir,
+                                  .cases = policy->cases, .ncases = policy->ncases, .layers = policy->layers, .replays = policy->replays, .timeout_ms = policy->timeout_ms};
+  const struct check_pool pool = {.program = t->opt->program, .ordinal = t->target.ordinal, .tools = &t->tools.tools,
+                                  .jobs = emulated ? t->opt->emulation_jobs : t->opt->check_jobs, .emulation = emulated ? &t->emulation : NULL};
   struct check_item *items = calloc(step->ntodo, sizeof(*items));
   enum mf_status rc;
   if(items == NULL)
     return error_set(err, MF_ERR_NOMEM, "out of memory");
   for(size_t i = 0; i < step->ntodo; i++) {
-    const struct artifact *art = &job->artifacts[job->artifact_of[step->todo[i]]];
-    items[i] = (struct check_item){art->cubin, art->cubin_bytes, &job->list.items[step->todo[i]].recipe};
+    const size_t index = step->todo[i];
+    const struct loadable *what = &of[job->artifact_of[index]];
+    items[i] = (struct check_item){what->bytes, what->count, &job->list.items[index].recipe, cases_of(step, index), policy->each};
   }
   progress_phase(&t->progress, "%s: references", job->spec.name);
   rc = device_client_references(t->opt->program, &plan, t->opt->jobs, references_progress, t, err);
-  progress_phase(&t->progress, "%s: check", job->spec.name);
+  progress_phase(&t->progress, "%s: %s", job->spec.name, emulated ? "emulated check" : "check");
   if(rc == MF_OK)
     rc = device_client_check_many(&pool, &plan, items, step->ntodo, on_verdict, step, err);
   free(items);
   return rc;
 }
 
+static enum mf_status check_rest(struct check_step *step, struct error *err)
+{
+  const struct job *job = step->job;
+  const bool emulated = step->t->target.emulated;
+  struct loadable *of = calloc(job->nartifacts, sizeof(*of));
+  enum mf_status rc = MF_OK;
+  if(of == NULL)
+    return error_set(err, MF_ERR_NOMEM, "out of memory");
+  for(size_t a = 0; a < job->nartifacts && !emulated; a++)
+    of[a] = (struct loadable){job->artifacts[a].cubin, job->artifacts[a].cubin_bytes};
+  if(emulated) {
+    interleave(step);
+    rc = make_images(step->t, job, of, err);
+  }
+  if(rc == MF_OK)
+    rc = check_items(step, of, err);
+  for(size_t a = 0; a < job->nartifacts && emulated; a++)
+    free(of[a].bytes);
+  free(of);
+  return rc;
+}
+
+/* The policy for the target; 'cases' has room for twice CHECK_MAX_CASES. */
+static struct check_policy make_policy(const struct tuner *t, const struct job *job, struct test_case *cases, char *device, size_t space)
+{
+  const struct options *opt = t->opt;
+  struct check_policy p = {.device = device, .layers = CHECK_LAYERS, .replays = CHECK_REPLAYS, .timeout_ms = opt->timeout_ms, .cases = cases};
+  p.ncases = p.each = check_cases(&job->spec.problem, job->tokens[0], job->tokens[job->ntokens - 1], cases, CHECK_MAX_CASES);
+  device[0] = '\0';
+  if(t->target.emulated) {
+    p.layers = EMULATED_LAYERS;
+    p.replays = EMULATED_REPLAYS;
+    p.timeout_ms = opt->emulation_timeout_ms;
+    p.ncases = tune_emulated_cases(cases, p.ncases);
+    p.each = opt->effort == EFFORT_EXHAUSTIVE || p.ncases < EMULATED_CASES ? p.ncases : EMULATED_CASES;
+    device_emu_key(&t->emulation, device, space);
+  }
+  memcpy(&cases[p.ncases], cases, (size_t)p.ncases * sizeof(*cases));
+  return p;
+}
+
 enum mf_status tune_check(struct tuner *t, struct job *job, struct error *err)
 {
-  struct test_case cases[CHECK_MAX_CASES];
-  const int ncases = check_cases(&job->spec.problem, job->tokens[0], job->tokens[job->ntokens - 1], cases, CHECK_MAX_CASES);
+  struct test_case cases[2 * CHECK_MAX_CASES];
   const size_t count = job->list.count;
-  struct check_step step = {.t = t, .job = job};
-  char key[KEY_LEN];
+  struct check_step step = {.t = t, .job = job, .failed = MF_ERR_CHECK};
+  char device[64];
   enum mf_status rc = MF_OK;
-  make_check_key(cases, ncases, key);
-  step.key = key;
+  step.policy = make_policy(t, job, cases, device, sizeof(device));
   step.todo = calloc(count, sizeof(*step.todo));
   step.keep = calloc(count, sizeof(*step.keep));
   rc = step.todo != NULL && step.keep != NULL ? sort_out_known(&step, err) : error_set(err, MF_ERR_NOMEM, "out of memory");
   if(rc == MF_OK && step.ntodo > 0)
-    rc = check_rest(&step, cases, ncases, err);
+    rc = check_rest(&step, err);
   if(rc == MF_OK) {
     job_keep(job, step.keep);
     if(job->list.count == 0)
-      rc = error_set(err, MF_ERR_CHECK, "no candidate passed the check (see `moeforge show --rejects`); the last one fell to %s", step.last);
+      rc = error_set(err, step.failed == MF_ERR_COMPILE ? MF_ERR_COMPILE : MF_ERR_CHECK,
+                     "no candidate passed the check (see `moeforge show --rejects`); the last one fell to %s", step.last);
   }
   free(step.todo);
   free(step.keep);

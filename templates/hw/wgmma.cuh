@@ -46,6 +46,10 @@ MF_DEVICE void wgmma_n8(float (&d)[4], uint64_t a, uint64_t b, int accumulate)
                : "l"(a), "l"(b), "r"(accumulate));
 }
 
+// No instruction. Of the 64 rows of A in this thread's products from here on, only the first `rows` count: the others may be read
+// while something else is written there, and their results must not be used. (The emulated device marks them.)
+MF_DEVICE void count_rows(int) {}
+
 // Keeps the compiler from reading (moving, copying) the accumulators before the wait. No instruction.
 template <int kCount>
 MF_DEVICE void keep_accumulators(float (&d)[kCount])

@@ -14,7 +14,7 @@
 //
 // How the work is shared out (Layout: kSlab, kDownSlots, kDownPieces):
 //   16 rows, two slots per stage:  a warpgroup takes every other slot; slabs are the k-blocks of h (up.cuh, slab trick)
-//   16 rows, one slot per stage:   a warpgroup takes four of the k-blocks
+//   16 rows, one slot per stage:   a warpgroup takes four of the stage's k-blocks
 //   else:                          plain m64n8 per k-block; the warpgroups take turns at stages. The last slots' h comes
 //                                  all at once, and then two warpgroups are through with them in half the time.
 #pragma once
@@ -30,6 +30,7 @@ struct DownTile {
 
   MF_DEVICE void multiply(uint64_t a, uint64_t b)
   {
+    hw::count_rows(L::kSlab ? 64 : L::kDownRows); // a plain tile reads on into the next k-block, stage or x
     hw::wgmma_fence();
     MF_UNROLL
     for(int j = 0; j < kProducts; ++j) {
@@ -62,6 +63,43 @@ struct DownTile {
   }
 };
 
+// The h groups that hold a slot's tokens, one after the other; there is at least one.
+template <class L>
+struct SlotGroups {
+  const typename L::ColumnMask &mask;
+  uint64_t left;  // of the word, from the present group on
+  int word = 0;   // of the mask
+  int g;          // the present group, within the word
+
+  MF_DEVICE explicit SlotGroups(const typename L::ColumnMask &m) : mask(m)
+  {
+    left = mask.groups[0];
+    if constexpr(L::kMaskWords > 1)
+      find_word();
+    g = hw::lowest_bit(left) >> 3;
+  }
+
+  MF_DEVICE void find_word()
+  {
+    while(left == 0 && word + 1 < L::kMaskWords)
+      left = mask.groups[++word];
+  }
+
+  MF_DEVICE int group() const { return L::kMaskWords > 1 ? word * 8 + g : g; }
+  MF_DEVICE uint32_t columns() const { return (uint32_t)(left >> (8 * g)); } // bit i: column i is the slot's (and more bits)
+
+  MF_DEVICE bool next()
+  {
+    left &= ~(255ull << (8 * g));
+    if constexpr(L::kMaskWords > 1)
+      find_word();
+    if(left == 0)
+      return false;
+    g = hw::lowest_bit(left) >> 3;
+    return true;
+  }
+};
+
 // Accumulates the CTA's rows over all active experts.
 template <class L>
 MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring, float (&sum)[4])
@@ -81,9 +119,10 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
     high_block = smaller((first_row + 16 * w4 + 8) / 128 - first, 1);
   }
 
-  // The warp's k-block (plain tiles: all of the stage's, from 0 on), and whether there is one (a slab product always has four).
+  // The warp's k-block of a piece (plain tiles: all of the piece's, from 0 on), and whether there is one (a slab product always has
+  // four). Where the pieces are uneven, the last one has fewer blocks than products: nothing is kept of the rest.
   const int own_block = kAlternate ? w4 : L::kSlab ? group * 4 + w4 : 0;
-  const bool exists = own_block < L::kHBlocks;
+  const bool exists = own_block < L::kDownKBlocks;
   const int block0 = exists ? own_block : 0;
   constexpr int kTileStep = kAlternate ? L::kDownCopyBytes : L::kSlab ? L::kStageBytes / 2 : 0;
   constexpr int kHStep = L::kSlab && !kAlternate ? 4 : 0;
@@ -106,27 +145,29 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
         continue;
       }
       // Everything that does not depend on the stage's data or on h comes before the waits.
+      const int blocks = L::kEvenPieces ? kProducts : L::kHBlocks - piece * L::kDownKBlocks - block0; // there are j < blocks
       float low_scale[kProducts], high_scale[kProducts];
       MF_UNROLL
       for(int j = 0; j < kProducts; ++j) {
         const float *s = w_scale + slot * (L::kDownRowBlocks * L::kHBlocks) + piece * L::kDownKBlocks + j;
-        low_scale[j] = s[low_block * L::kHBlocks];
-        high_scale[j] = L::kDownRowBlocks == 2 ? s[high_block * L::kHBlocks] : low_scale[j];
+        low_scale[j] = j < blocks ? s[low_block * L::kHBlocks] : 0.0f;
+        high_scale[j] = L::kDownRowBlocks == 2 && j < blocks ? s[high_block * L::kHBlocks] : low_scale[j];
       }
       const uint64_t tile_rows = hw::advance_descriptor(tile0, ring.stage * L::kStageBytes);
-      uint64_t left = sm.cleared.columns[slot].groups;
-      int g = hw::lowest_bit(left) >> 3;
-      hw::compute_now(g);
+      SlotGroups<L> groups(sm.cleared.columns[slot]);
+      hw::compute_now(groups.g);
       hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitDownStage);
       hw::wait_shared_at_least(&sm.h_loaded[slot % L::kHLoaders], slot / L::kHLoaders + 1, c.dog, L::kWaitH);
       MF_LOOP
       for(;;) { // usually once
         Tile tile;
-        tile.multiply(tile_rows, hw::advance_descriptor(h0, (g * L::kHBlocks + piece * L::kDownKBlocks) * 1024));
-        const uint32_t mine = exists ? (uint32_t)(left >> (8 * g)) >> column : 0u;
+        tile.multiply(tile_rows, hw::advance_descriptor(h0, (groups.group() * L::kHBlocks + piece * L::kDownKBlocks) * 1024));
+        const uint32_t mine = exists ? groups.columns() >> column : 0u;
         MF_UNROLL
         for(int j = 0; j < kProducts; ++j) {
-          const hw::F32x2 sh = hw::load_shared_unordered((const hw::F32x2 *)(h_scale + (g * L::kHBlocks + piece * L::kDownKBlocks + j) * 8));
+          if(j >= blocks)
+            break;
+          const hw::F32x2 sh = hw::load_shared_unordered((const hw::F32x2 *)(h_scale + (groups.group() * L::kHBlocks + piece * L::kDownKBlocks + j) * 8));
           float o[4];
           tile.own(o, j, w4);
           if(mine & 1) {
@@ -138,10 +179,8 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
             sum[3] = hw::fma_rn(o[3], high_scale[j] * sh.y, sum[3]);
           }
         }
-        left &= ~(255ull << (8 * g));
-        if(left == 0)
+        if(!groups.next())
           break;
-        g = hw::lowest_bit(left) >> 3;
       }
       if(c.lane == 0)
         hw::mbarrier_arrive(&sm.barrier.empty[ring.stage]);
@@ -179,7 +218,8 @@ MF_DEVICE void store_rows(const Context<L> &c, int consumer, const float (&sum)[
         if(o >= columns)
           y += other;
       }
-      if(column < columns && column < c.p.tokens && row < L::kDownRows)
+      if(column < columns && column < c.p.tokens && row < L::kDownRows &&
+         (L::kHidden % L::kDownRows == 0 || c.cta * L::kDownRows + row < L::kHidden))
         ((uint16_t *)c.p.out)[(size_t)column * c.p.out_pitch + c.cta * L::kDownRows + row] = hw::to_bf16(y);
     }
   }

@@ -6,17 +6,20 @@
  *
  * A host file just includes this header. Device code defines MF_EXACT_FN and the MF_EXACT_* operations first.
  *
- *   score      softmax: mf_exact_softmax(l, l_max), l_max over all experts that can be selected.
- *              sigmoid: mf_exact_sigmoid(l).
- *   selected   softmax: by the logits themselves. Sigmoid: by mf_exact_add(score, bias), by the score without a bias.
+ *   score      softmax: mf_exact_softmax(l, l_max), l_max over all logits but NaN.
+ *              sigmoid: mf_exact_sigmoid(l). sqrt-softplus: mf_exact_sqrt_softplus(l).
+ *   selected   softmax: by the logits themselves; with a bias or groups by the probability mf_exact_weight(score, A, 1),
+ *              plus the bias. Others: by mf_exact_add(score, bias), by the score without a bias.
  *              The larger wins, then the lower expert index. NaN cannot be selected.
- *   groups     (sigmoid only) score of a group: mf_exact_add of its two best biased scores, an expert that cannot be
+ *   groups     score of a group: mf_exact_add of the two best of its values that select, an expert that cannot be
  *              selected counting as -inf. The topk_group best groups stay, the lower index winning ties.
- *   weight     renormalised: mf_exact_weight(score, sum, scaling), sum = mf_exact_add(S, 1e-20f) for sigmoid, S for softmax, where S
- *              adds the chosen scores of picks 0..7 (absent picks 0) as ((0+1)+(2+3))+((4+5)+(6+7)), pick 0 the best.
- *              Softmax, not renormalised: sum over all experts: lane l of 32 adds its E/32 successive experts from the
- *              lowest up (the first plus the second, plus the third ...), then lanes are added pairwise, neighbours first.
- *              Sigmoid, not renormalised: mf_exact_mul(score, scaling). */
+ *   A          sum over all logits of a softmax: lane l of 32 adds its ceil(E / 32) successive scores from the lowest up
+ *              (0 plus the first, plus the second ...; NaN counts as 0), then lanes are added pairwise, neighbours first.
+ *   S          sum over the chosen scores: those of picks 0..7 (absent picks 0) as ((0+1)+(2+3))+((4+5)+(6+7)), pick 0 the
+ *              best; for more than 8 picks likewise over 16 or 32.
+ *   weight     renormalised: mf_exact_weight(score, sum, scaling), sum = S for softmax, else mf_exact_add(S, 1e-20f).
+ *              Not renormalised: softmax mf_exact_weight(score, A, scaling), else mf_exact_mul(score, scaling).
+ *              "Top-k, then softmax over the chosen" is the renormalised softmax, to the bit. */
 #ifndef MF_STREAM_EXACT_MATH_H
 #define MF_STREAM_EXACT_MATH_H
 
@@ -74,6 +77,44 @@ MF_EXACT_FN float mf_exact_sigmoid(float l)
   const float e = mf_exact_exp(l < 0.0f ? l : -l);
   const float r = MF_EXACT_RECIPROCAL(MF_EXACT_ADD(1.0f, e));
   return l < 0.0f ? MF_EXACT_MUL(e, r) : r;
+}
+
+/* The square root, rounded to nearest, of 0 and of what is not below the smallest normal number; from operations that both sides have.
+ * An estimate of 1 / sqrt(a) from a's bits, three Newton steps, and a last step on the root itself (checked for every mantissa). */
+MF_EXACT_FN float mf_exact_sqrt(float a)
+{
+  const int small = a < 1e-18f; /* (the last step's residual would be subnormal) */
+  const float b = small ? MF_EXACT_MUL(a, 18446744073709551616.0f) : a; /* times 2^64 */
+  union mf_exact_word y;
+  float s, t;
+  int i;
+  y.f = b;
+  y.u = 0x5F375A86u - (y.u >> 1);
+  for(i = 0; i < 3; ++i) {
+    t = MF_EXACT_FMA(-MF_EXACT_MUL(b, y.f), y.f, 1.0f);
+    y.f = MF_EXACT_FMA(MF_EXACT_MUL(0.5f, y.f), t, y.f);
+  }
+  s = MF_EXACT_MUL(b, y.f);
+  s = MF_EXACT_FMA(MF_EXACT_MUL(0.5f, y.f), MF_EXACT_FMA(-s, s, b), s);
+  return small ? MF_EXACT_MUL(s, 2.32830644e-10f) : s; /* times 2^-32 */
+}
+
+/* sqrt(log(1 + exp(l))) = sqrt(max(l, 0) + log1p(e)), e = exp(-|l|); log1p(e) = 2 atanh(e / (2 + e)) as a series whose ninth
+ * term is below 2^-29. Any l but NaN. */
+MF_EXACT_FN float mf_exact_sqrt_softplus(float l)
+{
+  const float e = mf_exact_exp(l < 0.0f ? l : -l);
+  const float s = MF_EXACT_MUL(e, MF_EXACT_RECIPROCAL(MF_EXACT_ADD(2.0f, e)));
+  const float z = MF_EXACT_MUL(s, s);
+  float p = 1.0f / 15.0f;
+  p = MF_EXACT_FMA(p, z, 1.0f / 13.0f);
+  p = MF_EXACT_FMA(p, z, 1.0f / 11.0f);
+  p = MF_EXACT_FMA(p, z, 1.0f / 9.0f);
+  p = MF_EXACT_FMA(p, z, 1.0f / 7.0f);
+  p = MF_EXACT_FMA(p, z, 1.0f / 5.0f);
+  p = MF_EXACT_FMA(p, z, 1.0f / 3.0f);
+  p = MF_EXACT_FMA(p, z, 1.0f);
+  return mf_exact_sqrt(MF_EXACT_ADD(l > 0.0f ? l : 0.0f, MF_EXACT_MUL(2.0f * s, p)));
 }
 
 /* score / sum * scaling; 0 for a score of 0, even if the sum is 0 as well */

@@ -149,7 +149,7 @@ MF_DEVICE void wait_for_progress(const Context<L> &c, int unit)
 // One row of h on its way from the workspace to the B operand.
 template <class L>
 struct HRow {
-  static constexpr int kChunks = L::kIntermediate / 256; // 16 bytes per lane each
+  static constexpr int kChunks = (L::kHBlocks + 1) / 2; // 16 bytes per lane each: two k-blocks
   int token, rank;
   const hw::U32x4 *source;
   hw::U32x4 chunk[kChunks];
@@ -158,14 +158,25 @@ struct HRow {
   {
     token = t;
     rank = c.sm.cleared.rank[slot][t];
-    source = (const hw::U32x4 *)(h + (size_t)(t * L::kTopK + rank) * (L::kIntermediate * 2)) + c.lane;
+    source = (const hw::U32x4 *)(h + (size_t)(t * L::kTopK + rank) * (L::kIntermediate * 2)) + (c.lane - L::kOffset / 8);
   }
 
-  MF_DEVICE void fetch()
+  // Whether the lane's features of chunk i are this rank's. Chunks count from the beginning of the first k-block.
+  MF_DEVICE static bool exists(const Context<L> &c, int i)
+  {
+    return (L::kWholeHBlocks && L::kHBlocks % 2 == 0) || (uint32_t)(i * 256 + c.lane * 8 - L::kOffset) < (uint32_t)L::kIntermediate;
+  }
+
+  // Features of other ranks are there at once, and zero.
+  MF_DEVICE void fetch(const Context<L> &c)
   {
     MF_UNROLL
-    for(int i = 0; i < kChunks; ++i)
-      chunk[i] = hw::load_global_relaxed(source + i * 32);
+    for(int i = 0; i < kChunks; ++i) {
+      if(exists(c, i))
+        chunk[i] = hw::load_global_relaxed(source + i * 32);
+      else
+        chunk[i] = inverted(hw::U32x4{0, 0, 0, 0});
+    }
   }
 
   MF_DEVICE bool complete() const
@@ -191,9 +202,11 @@ struct HRow {
     MF_UNROLL
     for(int i = 0; i < kChunks; ++i) {
       const int block = i * 2 + (c.lane >> 4), piece = c.lane & 15;
-      *atom_piece(c.sm.h[group][block], column, piece) = quantised[i];
-      if(piece == 0)
-        c.sm.cleared.h_scale[group][block][column] = scale[i] * weight;
+      if(L::kHBlocks % 2 == 0 || block < L::kHBlocks) {
+        *atom_piece(c.sm.h[group][block], column, piece) = quantised[i];
+        if(piece == 0)
+          c.sm.cleared.h_scale[group][block][column] = scale[i] * weight;
+      }
     }
   }
 };
@@ -218,21 +231,21 @@ MF_DEVICE void load_h(const Context<L> &c, int j, uint32_t launch)
       second.choose(c, h, slot, two ? hw::lowest_bit(tokens) : 0);
       tokens &= tokens - 1;
       hw::Spin spin;
-      first.fetch();
+      first.fetch(c);
       if(two)
-        second.fetch();
+        second.fetch(c);
       while(!first.complete()) {
         if(!spin.again(c.dog, L::kWaitHData))
           break;
-        first.fetch();
+        first.fetch(c);
         if(two)
-          second.fetch();
+          second.fetch(c);
       }
       if(two) {
         while(!second.complete()) {
           if(!spin.again(c.dog, L::kWaitHData))
             break;
-          second.fetch();
+          second.fetch(c);
         }
       }
       first.store(c);

@@ -10,11 +10,15 @@
 //
 //   up     Unit = 8 features of one expert over all of K. CTA c takes units c, c + grid, ...; later ones by ticket. All
 //          CTAs so go through the experts together, h gets complete expert by expert, and the hand-off is hidden but for the last.
-//   down   CTA c < kDownCtas owns K / kDownCtas rows of y for all active experts.
+//   down   CTA c < kDownCtas owns kDownRows rows of y for all active experts.
 //   h      goes through L2 as bf16 with in-band flags; every CTA quantises it for itself (handoff.cuh).
 //
 // Rank groups. In shared memory, h of the r-th expert of token t (its rank, in slot order) is a row of h group r, with few tokens
-// several ranks share a group (Context::h_group). So 8 * N / 128 KB hold h for every possible routing.
+// several ranks share a group (Context::h_group). So top-k * N / 128 KB hold h for every possible routing.
+//
+// Sizes that are no multiple of anything handy. K: the last stage of a unit may hold fewer than 8 k-blocks (up.cuh). N: k-blocks of
+// w2 are those of the unsharded matrix, as scales and quantisation groups are; the first and the last may be partly other
+// ranks', which then counts as zeros (HRow, copy_down_piece). Rows of w2: the last CTA that has some may have fewer (store_rows).
 #pragma once
 #include "stream/down.cuh"
 #include "stream/handoff.cuh"
@@ -145,10 +149,14 @@ MF_ANYWHERE constexpr mf_stream_meta make_meta()
 #endif
   m.workspace_bytes = L::kWorkspaceBytes;
   m.h_offset = MF_STREAM_WS_H;
-  m.ids_offset = MF_STREAM_WS_IDS;
-  m.weights_offset = MF_STREAM_WS_WEIGHTS;
+  m.ids_offset = MF_STREAM_WS_IDS(L::kTopK);
+  m.weights_offset = MF_STREAM_WS_WEIGHTS(L::kTopK);
   m.status_offset = MF_STREAM_WS_STATUS;
   m.launches_offset = MF_STREAM_WS_LAUNCHES;
+  m.zero_experts = Shape::kZeroExperts;
+  m.expert_begin = Shape::kExpertBegin;
+  m.expert_count = Shape::kExpertCount;
+  m.intermediate_offset = L::kOffset;
   return m;
 }
 

@@ -8,7 +8,7 @@
 //   unit      8 features of one expert (8 gate rows and 8 up rows) over all of K. The up projection's piece of work.
 //   stage     16 KB of the ring: for up 16 rows x 8 k-blocks; for down what fits of the CTA's rows of one or two experts.
 //   slot      position of an active expert in the launch's list (at most tokens * top-k of them).
-//   rank      position of a slot among the slots of one token, 0 .. top-k - 1.
+//   rank      position of a slot among the slots of one token, 0 .. top-k - 1; picks without a slot come behind.
 //   h group   one ready-made wgmma B operand: 8 columns (token, rank) of h. See kernel.cuh, "Rank groups".
 #pragma once
 #include "hw/hw.cuh"
@@ -28,33 +28,45 @@ struct Layout {
   static constexpr int kHidden = Shape::kHidden;
   static constexpr int kMaxTokens = MF_STREAM_MAX_TOKENS;
   static constexpr int kMaxSlots = kMaxTokens * kTopK;
-  static constexpr int kKBlocks = kHidden / 128;         // of w13
-  static constexpr int kHBlocks = kIntermediate / 128;   // of w2
-  static constexpr int kExpertsPerLane = kExperts / 32;
+  static constexpr int kOffset = Shape::kIntermediateOffset; // of the first feature in its 128-block of the unsharded matrix
+  static constexpr int kKBlocks = kHidden / 128;                       // of w13
+  static constexpr int kHBlocks = (kOffset + kIntermediate + 127) / 128; // of w2, scale blocks and quantisation groups of h
+  static constexpr bool kWholeHBlocks = kOffset == 0 && kIntermediate % 128 == 0; // else the first or last is shared with other ranks
+
+  // --- Routing. The logits' columns are the routed experts and, behind them, those whose experts do nothing here. ---
+  static constexpr int kColumns = kExperts + Shape::kZeroExperts;
+  static constexpr int kExpertBegin = Shape::kExpertBegin;   // this rank holds the experts kExpertBegin ...
+  static constexpr int kLocalExperts = Shape::kExpertCount;
+  static constexpr bool kAllLocal = kLocalExperts == kColumns; // every pick is an expert of this rank
+  static constexpr int kExpertsPerLane = (kColumns + 31) / 32;
+  static constexpr int kTableExperts = (kLocalExperts + 31) / 32 * 32; // rows of tables that are indexed by local expert
+  static constexpr bool kPacked = Shape::kScoring == MF_STREAM_SOFTMAX && !Shape::kLogitsF32; // a key holds a logit (route_packed.cuh)
+  static constexpr int kHGroups = kTopK;                     // with more than four tokens, each rank is a group of its own
+  static constexpr int kRankSlots = kTopK > 8 ? kTopK : 8;
+  static constexpr int kMaskWords = (kHGroups + 7) / 8;
 
   // --- Up projection ---
   static constexpr int kStageBytes = 16384;
   static constexpr int kStageKBlocks = 8;
   static constexpr int kUnits = kIntermediate / 8;             // units per expert
-  static constexpr int kUnitStages = kKBlocks / kStageKBlocks; // stages per unit
+  static constexpr int kUnitStages = (kKBlocks + kStageKBlocks - 1) / kStageKBlocks; // stages per unit; the last may hold less
   static constexpr int kRingStages = Schedule::kRingStages;
   static constexpr int kScaleSlots = Schedule::kScaleSlots;    // units whose scale rows fit into shared memory
   static constexpr int kLookahead = Schedule::kTicketLookahead;
   static constexpr int kTicketQueue = 8;
 
-  // --- Down projection: CTA c < kDownCtas owns the rows c * kDownRows ... of w2, for every active expert ---
+  // --- Down projection: CTA c < kDownCtas owns the rows c * kDownRows ... of w2, for every active expert; the last may own fewer ---
   static constexpr int kGridCtas = Schedule::kGridCtas;
-  static constexpr int kDownCtas = Schedule::kDownCtas;
-  static constexpr int kDownRows = kHidden / kDownCtas;
+  static constexpr int kDownRows = 8 * ((kHidden / 8 + kGridCtas - 1) / kGridCtas);
+  static constexpr int kDownCtas = (kHidden + kDownRows - 1) / kDownRows;
   static constexpr bool kSlab = kDownRows == 16; // the slab trick (up.cuh) for 16 rows; plain 64-row tiles otherwise
   static constexpr int kDownRowBlocks = 128 % kDownRows == 0 ? 1 : 2; // scale blocks that the CTA's rows touch
   static constexpr int kDownKBlockBytes = kDownRows * 128;
-  static constexpr int kDownKBlocks = // k-blocks per copy: all, or the largest half, quarter ... that a stage holds
-      kHBlocks * kDownKBlockBytes <= kStageBytes ? kHBlocks
-      : kHBlocks * kDownKBlockBytes <= 2 * kStageBytes ? kHBlocks / 2
-                                                       : kHBlocks / 4;
+  static constexpr int kDownKBlocksAtMost = kStageBytes / kDownKBlockBytes;
+  static constexpr int kDownPieces = (kHBlocks + kDownKBlocksAtMost - 1) / kDownKBlocksAtMost; // stages per slot
+  static constexpr int kDownKBlocks = (kHBlocks + kDownPieces - 1) / kDownPieces;              // k-blocks of a piece
+  static constexpr bool kEvenPieces = kDownPieces * kDownKBlocks == kHBlocks;                   // else the last one has fewer
   static constexpr int kDownCopyBytes = kDownKBlocks * kDownKBlockBytes;
-  static constexpr int kDownPieces = kHBlocks / kDownKBlocks; // stages per slot
   static constexpr int kDownSlots = kSlab && kDownCopyBytes <= kStageBytes / 2 ? 2 : 1; // slots per stage
 
   // --- Warps. Helpers are numbered apart: the first kReduceBuffers finalise units, the rest load h. ---
@@ -96,40 +108,41 @@ struct Layout {
   };
 
   union ColumnMask { // byte g: the columns of h group g that belong to the slot
-    uint32_t word[2];
-    uint64_t groups;
+    uint32_t word[2 * kMaskWords];
+    uint64_t groups[kMaskWords];
   };
 
   // What must read as zero before anyone writes it: cleared by warps 0..3 ahead of the first barrier.
   struct alignas(16) Cleared {
     float x_scale[kKBlocks][8];        // [k-block][token]
-    float h_scale[8][kHBlocks][8];     // [h group][k-block][column], routing weight included
+    float h_scale[kHGroups][kHBlocks][8]; // [h group][k-block][column], routing weight included
     ColumnMask columns[kMaxSlots];
     uint8_t rank[kMaxSlots][8];        // [slot][token]: the slot's rank among the token's slots
     union {
-      uint8_t token_mask[kExperts];    // bit t: token t has chosen the expert
-      uint32_t token_mask_word[kExperts / 4];
+      uint8_t token_mask[kTableExperts]; // bit t: token t has chosen the expert
+      uint32_t token_mask_word[kTableExperts / 4];
     };
   };
 
   // What the warps that score a token's experts leave to its router. Lies where h will be.
   struct Scores {
-    float score[kMaxTokens][kExperts];    // sigmoid: without bias; softmax: the logit
-    uint32_t order[kMaxTokens][kExperts]; // mf_exact_order of the value that selects
+    static constexpr int kPitch = kPacked ? 1 : (kColumns + 3) / 4 * 4; // (none with packed keys)
+    float score[kMaxTokens][kPitch];    // without bias; what logits select: the logit
+    uint32_t order[kMaxTokens][kPitch]; // mf_exact_order of the value that selects
   };
 
   struct alignas(1024) Shared {
     uint8_t ring[kRingStages][kStageBytes]; // first: a down tile's unused rows may be read past the last stage
-    uint8_t x[kKBlocks][1024];              // quantised x, one atom (8 tokens) per k-block
+    uint8_t x[kKBlocks][1024];              // quantised x, one atom (8 tokens) per k-block; a last stage's may be read past the end
     union {
-      uint8_t h[8][kHBlocks][1024];         // quantised h, one atom per h group and k-block
-      Scores scores;                        // dead before kBarrierFront
+      uint8_t h[kHGroups][kHBlocks][1024];         // quantised h, one atom per h group and k-block
+      Scores scores;                        // dead before kBarrierFront; larger than h if there are many experts and few features
     };
     hw::F32x4 reduce[kReduceBuffers][8][32]; // [buffer][consumer warp][lane]; [0] also combines y at the end
     Cleared cleared;
     alignas(16) float up_scale[kScaleSlots][2][kKBlocks];            // [unit % kScaleSlots][gate, up][k-block]
     float down_scale[kMaxSlots][kDownRowBlocks][kHBlocks];
-    float weight[kMaxTokens][8];            // [token][rank]
+    float weight[kMaxTokens][kRankSlots];   // [token][rank]
     uint32_t experts[kMaxSlots];            // [slot]: expert | token mask << 16
     uint32_t active;                        // length of the list
     uint32_t active_first;                  // one token: the length as far as the first picks tell
@@ -138,7 +151,7 @@ struct Layout {
     uint32_t h_loaded[kHLoaders];           // slots whose h the loader has written
     uint32_t ticket[kTicketQueue];          // [turn % 8]: 1 + unit drawn for the turn, 0 = not drawn yet
     uint32_t stage_unit[kRingStages];       // unit of an up stage, kEndOfUnits for a down stage
-    uint8_t slot_of[kExperts];           // of active experts (unused with one token)
+    uint8_t slot_of[kTableExperts];         // of active experts (unused with one token)
     alignas(8) Barriers barrier;
   };
   static constexpr uint32_t kEndOfUnits = 0xFFFFFFFFu;
@@ -151,15 +164,17 @@ struct Layout {
   static constexpr int kWorkspaceBytes = MF_STREAM_WS_BYTES(kTopK, kIntermediate);
 
   // --- Assumptions ---
-  static_assert(kExperts == 64 || kExperts == 128 || kExperts == 256, "experts: 2, 4 or 8 per lane of the routing warp");
-  static_assert(kTopK >= 1 && kTopK <= MF_STREAM_MAX_TOPK, "topk: a token's experts fill at most the 8 h groups");
-  static_assert(kHidden % 1024 == 0 && kHidden <= 8192, "hidden: whole stages, and a unit's scale rows in one cp.async per lane");
-  static_assert(kIntermediate % 256 == 0 && kIntermediate <= 1024, "intermediate: whole warp loads of h, and at most 8 k-blocks of w2");
-  static_assert(kHidden % kDownCtas == 0 && kDownRows % 8 == 0 && kDownRows <= 64, "down_ctas: 8..64 rows each, in whole atoms");
-  static_assert(kDownCtas <= kGridCtas, "down_ctas: no more than the grid has");
+  static_assert(kExperts >= 1 && kColumns <= MF_STREAM_MAX_COLUMNS, "experts: an index of 10 bits, at most 32 per lane of the routing warp");
+  static_assert(kExpertBegin >= 0 && kLocalExperts >= 1 && kExpertBegin + kLocalExperts <= kExperts, "expert_begin: this rank's experts exist");
+  static_assert(kTopK >= 1 && kTopK <= kColumns && kTopK <= MF_STREAM_MAX_TOPK, "topk: a lane per pick, a byte of a column mask per h group");
+  static_assert(kMaxSlots <= 256, "topk: a slot's number is a byte");
+  static_assert(kHidden % 128 == 0 && kHidden >= 1024 && kHidden <= 8192, "hidden: whole k-blocks, a unit's scale rows in one cp.async per lane");
+  static_assert(kIntermediate % 16 == 0 && kIntermediate >= 16, "intermediate: rows of w2 are 16-byte aligned, features come in eights");
+  static_assert(kOffset % 16 == 0 && kOffset >= 0 && kOffset < 128, "intermediate_offset: eight features of a lane or unit lie in one block");
+  static_assert(kDownRows <= 64, "grid_ctas: at most 64 rows each, one product tile");
+  static_assert(kDownCtas <= kGridCtas && kDownCtas == Schedule::kDownCtas, "down_ctas: the host counts as the kernel does");
   static_assert(kGridCtas <= MF_STREAM_WS_MAX_GRID, "grid_ctas: the workspace holds one launch count per CTA");
-  static_assert(kDownPieces * kDownKBlocks == kHBlocks && kDownCopyBytes <= kStageBytes, "down tile: must split into even pieces");
-  static_assert(kSlab || kDownKBlocks % 2 == 0, "down tile: the two warpgroups share a piece's k-blocks evenly");
+  static_assert(kDownSlots * kDownCopyBytes <= kStageBytes, "down tile: a stage holds what is copied to it");
   static_assert(kReduceBuffers == 1 || kReduceBuffers == 2 || kReduceBuffers == 4, "reduce_buffers: 1, 2 or 4");
   static_assert(kHLoaders >= 1 && kHLoaders <= 4, "h_loaders: 1..4");
   static_assert(kHelpers >= 2 && kHelpers <= 7, "helpers: at most 16 warps");
@@ -167,10 +182,10 @@ struct Layout {
   static_assert(kRingStages <= (kScaleSlots - 1) * kUnitStages + 1, "scale_slots: a unit's rows live until its last stage is free");
   static_assert(kScaleSlots == 4 || kScaleSlots == 8 || kScaleSlots == 16, "scale_slots: 4, 8 or 16");
   static_assert(kLookahead >= 1 && kLookahead + kReduceBuffers <= kTicketQueue + 1, "ticket_lookahead: the queue holds 8 turns");
-  static_assert(sizeof(Scores) <= 8 * kHBlocks * 1024, "shared memory: the scores fit into the space of h");
   static_assert(kSharedBytes <= 232448, "shared memory: 227 KB per CTA");
   static_assert(sizeof(Cleared) % 16 == 0 && kSharedBytes % 1024 == 0, "shared memory: alignment");
-  static_assert(MF_STREAM_WS_IDS + kMaxSlots * 4 <= MF_STREAM_WS_WEIGHTS && MF_STREAM_WS_WEIGHTS + kMaxSlots * 4 <= MF_STREAM_WS_H,
+  static_assert(MF_STREAM_WS_WATCHDOG + 4 <= MF_STREAM_WS_IDS(kTopK) && MF_STREAM_WS_IDS(kTopK) + kMaxSlots * 4 <= MF_STREAM_WS_WEIGHTS(kTopK) &&
+                    MF_STREAM_WS_WEIGHTS(kTopK) + kMaxSlots * 4 <= MF_STREAM_WS_H,
                 "workspace: routing result");
 };
 

@@ -96,14 +96,51 @@ MF_DEVICE void init_barriers(const Context<L> &c)
 template <class L>
 MF_DEVICE void copy_scale_rows(const Context<L> &c, int turn, int expert, int feature_block)
 {
-  constexpr int kPieces = L::kKBlocks / 4; // of 16 bytes, per row
+  constexpr int kUpRow = L::kHBlocks * L::kKBlocks; // from a gate row to the up row
   const int slot = turn % L::kScaleSlots;
   const float *rows = c.p.s13 + ((size_t)expert * 2 * L::kHBlocks + feature_block) * L::kKBlocks;
-  if(c.lane < 2 * kPieces) {
-    const int from = c.lane < kPieces ? c.lane * 4 : (c.lane - kPieces) * 4 + L::kHBlocks * L::kKBlocks;
-    hw::copy_async_16(&c.sm.up_scale[slot][0][0] + c.lane * 4, rows + from);
+  if constexpr(L::kKBlocks % 4 == 0) {
+    constexpr int kPieces = L::kKBlocks / 4; // of 16 bytes, per row
+    if(c.lane < 2 * kPieces) {
+      const int from = c.lane < kPieces ? c.lane * 4 : (c.lane - kPieces) * 4 + kUpRow;
+      hw::copy_async_16(&c.sm.up_scale[slot][0][0] + c.lane * 4, rows + from);
+    }
+  } else { // rows are aligned to single floats
+    MF_UNROLL
+    for(int first = 0; first < 2 * L::kKBlocks; first += 32) {
+      const int i = first + c.lane;
+      if(i < 2 * L::kKBlocks)
+        hw::copy_async_4(&c.sm.up_scale[slot][0][0] + i, rows + (i < L::kKBlocks ? i : i - L::kKBlocks + kUpRow));
+    }
   }
   hw::copy_async_arrive(&c.sm.barrier.scales[slot]);
+}
+
+// A piece of w2 for the stage: the CTA's rows of the slots `slot` ..., some k-blocks of each. Lane 0.
+// Whole k-blocks of a slot come as one box. Where the rank's features begin or end within a block, each block is a box of its
+// own, cut off at the row's ends: what lies outside is zero and is not read.
+template <class L>
+MF_DEVICE void copy_down_piece(const Context<L> &c, int stage, const hw::TensorMap &down_map, int slot, int piece, int active, uint64_t policy)
+{
+  auto &sm = c.sm;
+  hw::Mbarrier *full = &sm.barrier.full[stage];
+  const int first_block = piece * L::kDownKBlocks;
+  const int blocks = L::kEvenPieces || L::kWholeHBlocks ? L::kDownKBlocks : smaller(L::kDownKBlocks, L::kHBlocks - first_block);
+  hw::mbarrier_arrive_expect(full, smaller(L::kDownSlots, active - slot) * (blocks * L::kDownKBlockBytes));
+  MF_UNROLL
+  for(int j = 0; j < L::kDownSlots; ++j) {
+    if(slot + j < active) {
+      const int row = (sm.experts[slot + j] & 0xFFFF) * L::kHidden + c.cta * L::kDownRows;
+      uint8_t *tile = sm.ring[stage] + j * L::kDownCopyBytes;
+      if constexpr(L::kWholeHBlocks) {
+        hw::copy_tensor_3d(tile, &down_map, 0, row, first_block, full, policy);
+      } else {
+        MF_LOOP
+        for(int b = 0; b < blocks; ++b)
+          hw::copy_tensor_3d(tile + b * L::kDownKBlockBytes, &down_map, (first_block + b) * 128 - L::kOffset, row, 0, full, policy);
+      }
+    }
+  }
 }
 
 // One token: the remaining picks are there. Passes the list on to everybody and returns its length.
@@ -195,7 +232,7 @@ MF_DEVICE void stream_weights(const Context<L> &c, const hw::TensorMap &up_map, 
         hw::copy_tensor_5d(sm.ring[ring.stage], &up_map, 0, 0, 0, unit_row, k * L::kStageKBlocks, full, policy);
       }
       if(chunk == 0)
-        copy_scale_rows(c, turn.turn, expert, turn.feature_block / 16);
+        copy_scale_rows(c, turn.turn, expert, (L::kOffset / 8 + turn.feature_block) / 16);
       hw::sync_warp();
       ring.advance();
       if(++k == L::kUnitStages)
@@ -227,17 +264,8 @@ MF_DEVICE void stream_weights(const Context<L> &c, const hw::TensorMap &up_map, 
       ring.set_limit(slot * L::kDownPieces + piece * L::kDownSlots < 4 * L::kDownSlots ? c.p.first_down_flight : c.p.flight);
       ring.acquire();
       if(c.lane == 0) {
-        hw::Mbarrier *full = &sm.barrier.full[ring.stage];
         sm.stage_unit[ring.stage] = L::kEndOfUnits;
-        hw::mbarrier_arrive_expect(full, smaller(L::kDownSlots, active - slot) * L::kDownCopyBytes);
-        MF_UNROLL
-        for(int j = 0; j < L::kDownSlots; ++j) {
-          if(slot + j < active) {
-            const int expert = sm.experts[slot + j] & 0xFFFF;
-            hw::copy_tensor_3d(sm.ring[ring.stage] + j * L::kDownCopyBytes, &down_map, 0, expert * L::kHidden + c.cta * L::kDownRows,
-                               piece * L::kDownKBlocks, full, policy);
-          }
-        }
+        copy_down_piece(c, ring.stage, down_map, slot, piece, active, policy);
       }
       hw::sync_warp();
       ring.advance();

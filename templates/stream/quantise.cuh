@@ -95,7 +95,8 @@ MF_DEVICE void clear_tables(const Context<L> &c)
 // reading the same lines at once is slow). Loads run one batch ahead.
 template <class L>
 struct XFront {
-  static constexpr int kTokenSteps = L::kHidden / 256;
+  static constexpr int kTokenSteps = (L::kHidden + 255) / 256;
+  static constexpr bool kWholeSteps = L::kHidden % 256 == 0; // else the upper half warp has nothing to do in a token's last step
   static constexpr int kBatch = L::kHidden > 4096 ? 8 : 4; // steps that are loaded together
   static constexpr int kTogether = 4;                      // steps whose latencies overlap in quantise_chunks
   const Context<L> &c;
@@ -131,7 +132,7 @@ struct XFront {
       locate(step, token, part);
       const hw::U32x4 *source = (const hw::U32x4 *)((const uint16_t *)c.p.x + (token * c.p.x_pitch + part * 256 + c.lane * 8));
       next[i] = hw::U32x4{0, 0, 0, 0};
-      if(step < steps)
+      if(step < steps && (kWholeSteps || part * 256 + c.lane * 8 < L::kHidden))
         next[i] = *source;
     }
   }
@@ -176,7 +177,7 @@ struct XFront {
       const uint32_t step = first + workers * i;
       uint32_t token, part;
       locate(step, token, part);
-      if(step < steps) {
+      if(step < steps && (kWholeSteps || part * 256 + c.lane * 8 < L::kHidden)) {
         const uint32_t block = part * 2 + (c.lane >> 4), piece = c.lane & 15;
         *atom_piece(c.sm.x[block], token, piece) = quantised[i];
         if(piece == 0)

@@ -19,6 +19,9 @@
 //
 // So a unit of work is 16 rows instead of 64 and every shape spreads evenly over the SMs without splitting K. Rows 0..7 of a
 // slab are gate, 8..15 up: one thread holds gate (d0, d1) and up (d2, d3) of the same feature and tokens.
+//
+// If K / 128 is no multiple of 8, some warps' k-blocks of a unit's last stage do not exist: those warps take part in the
+// product, whose column group is the only one that their operands reach, and keep nothing of it.
 #pragma once
 #include "stream/layout.cuh"
 
@@ -77,9 +80,10 @@ MF_DEVICE void up_units(const Context<L> &c, int consumer, RingReader<L> &ring)
     int k = c.p.rotate_k ? (int)(unit % L::kUnitStages) : 0;
     MF_LOOP
     for(int chunk = 0; chunk < L::kUnitStages; ++chunk) {
-      const hw::F32x2 sx = *(const hw::F32x2 *)(x_scale + k * (L::kStageKBlocks * 8));
-      const float gate_scale = w_scale[k * L::kStageKBlocks];
-      const float up_scale = w_scale[k * L::kStageKBlocks + L::kKBlocks];
+      const bool exists = L::kKBlocks % L::kStageKBlocks == 0 || k * L::kStageKBlocks + first_block < L::kKBlocks;
+      const hw::F32x2 sx = exists ? *(const hw::F32x2 *)(x_scale + k * (L::kStageKBlocks * 8)) : hw::F32x2{0.0f, 0.0f};
+      const float gate_scale = exists ? w_scale[k * L::kStageKBlocks] : 0.0f;
+      const float up_scale = exists ? w_scale[k * L::kStageKBlocks + L::kKBlocks] : 0.0f;
       if(chunk > 0)
         hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitUpStage);
       float d[16];
@@ -96,10 +100,12 @@ MF_DEVICE void up_units(const Context<L> &c, int consumer, RingReader<L> &ring)
         hw::mbarrier_arrive(&sm.barrier.empty[ring.stage]);
       float own[4];
       own_columns(own, d, w4);
-      sum[0] = hw::fma_rn(own[0], gate_scale * sx.x, sum[0]);
-      sum[1] = hw::fma_rn(own[1], gate_scale * sx.y, sum[1]);
-      sum[2] = hw::fma_rn(own[2], up_scale * sx.x, sum[2]);
-      sum[3] = hw::fma_rn(own[3], up_scale * sx.y, sum[3]);
+      if(exists) {
+        sum[0] = hw::fma_rn(own[0], gate_scale * sx.x, sum[0]);
+        sum[1] = hw::fma_rn(own[1], gate_scale * sx.y, sum[1]);
+        sum[2] = hw::fma_rn(own[2], up_scale * sx.x, sum[2]);
+        sum[3] = hw::fma_rn(own[3], up_scale * sx.y, sum[3]);
+      }
       ring.advance();
       if(++k == L::kUnitStages)
         k = 0;

@@ -1,0 +1,387 @@
+/* test_emu_mutants.c - does the emulated device find what it is there to find? Each row of the table breaks the kernel in one place, as people do: a
+ * fence forgotten, a phase miscounted, a row mixed up. The templates are copied, changed in that place, compiled and run under the seeds 1, 2, ...
+ * until something is found: within the row's number of seeds, of a kind that the row expects, and reported at a place that is to do with it. And the
+ * kernel as it is must pass many more seeds.
+ *
+ * Rows are independent processes (libcheck forks), so the runner names the row that failed. "seeds" is about three times what it took when the row
+ * was written; a row that needs more says that the emulator has become blind in one eye. With MOEFORGE_MUTANTS="N text" in the environment the seeds
+ * begin at N, there is no limit but 3 * MOST_SEEDS of them, what was found is printed, and only rows with the text in their names are run: for
+ * writing rows. */
+#include "emu_fixture.h"
+
+#define MAX_KINDS 4
+#define MAX_CASES 3
+#define GATE(gate) (EMU_FINDING_KINDS + (gate)) /* kinds of outcome: findings, then gates */
+#define MOST_SEEDS 6
+
+static const struct test_case three = {3, ROUTING_UNIFORM, CASE_NORMAL, 1}, two = {2, ROUTING_UNIFORM, CASE_NORMAL, 2},
+                              one = {1, ROUTING_ZIPF, CASE_NORMAL, 3},
+                              eight = {8, ROUTING_UNIFORM, CASE_NORMAL, 4}, odd = {2, ROUTING_ZIPF, CASE_NORMAL, 5} /* three experts */,
+                              same = {8, ROUTING_CONCENTRATED, CASE_NORMAL, 5};
+
+/* Shapes that the rows use; all have softmax over 64 experts, two per token. */
+enum shape { PLAIN, SLABS, STRADDLE, SHAPES };
+static const struct {
+  int sms, hidden; /* rows of w2 per CTA: 64; 16, two slots per stage; 48, which straddle scale blocks */
+} shapes[SHAPES] = {[PLAIN] = {18, 1024}, [SLABS] = {64, 1024}, [STRADDLE] = {66, 3072}};
+
+static const struct mutant {
+  const char *name, *file, *text, *instead;
+  int count;            /* times that the text occurs, and is replaced */
+  int kinds[MAX_KINDS]; /* what may be found; 0 ends */
+  const char *where;    /* parts of the names of files one of which a finding names */
+  const struct test_case *cases[MAX_CASES]; /* run one after the other on one workspace, each twice */
+  int seeds;
+  enum shape shape;
+} mutants[] = {
+    {"x_without_proxy_fence", "stream/quantise.cuh", "    hw::fence_async_proxy();\n", "",
+     1, {EMU_NO_PROXY_FENCE}, "quantise.cuh up.cuh", {&three}, 3, PLAIN},
+    {"h_without_proxy_fence", "stream/handoff.cuh", "    hw::fence_async_proxy();\n", "",
+     1, {EMU_NO_PROXY_FENCE}, "handoff.cuh down.cuh", {&three}, 3, PLAIN},
+    {"no_sync_before_handing_over", "stream/up.cuh",
+     "  hw::sync_warp();\n"
+     "  if(c.lane == 0)\n"
+     "    hw::mbarrier_arrive(&sm.barrier.reduce_full[buffer]);\n",
+     "  if(c.lane == 0)\n"
+     "    hw::mbarrier_arrive(&sm.barrier.reduce_full[buffer]);\n",
+     1, {EMU_RACE}, "up.cuh handoff.cuh", {&three}, 3, PLAIN},
+    {"arrival_before_the_sync", "stream/up.cuh",
+     "  hw::sync_warp();\n"
+     "  if(c.lane == 0)\n"
+     "    hw::mbarrier_arrive(&sm.barrier.reduce_full[buffer]);\n",
+     "  if(c.lane == 0)\n"
+     "    hw::mbarrier_arrive(&sm.barrier.reduce_full[buffer]);\n"
+     "  hw::sync_warp();\n",
+     1, {EMU_RACE}, "up.cuh handoff.cuh", {&three}, 3, PLAIN},
+    {"no_sync_before_h_is_loaded", "stream/handoff.cuh", "    hw::fence_async_proxy();\n    hw::sync_warp();\n", "    hw::fence_async_proxy();\n",
+     1, {EMU_RACE, EMU_NO_PROXY_FENCE}, "handoff.cuh down.cuh", {&three}, 3, PLAIN},
+    {"one_warp_frees_no_stage", "stream/up.cuh",
+     "      if(c.lane == 0)\n"
+     "        hw::mbarrier_arrive(&sm.barrier.empty[ring.stage]);\n",
+     "      if(c.lane == 0 && consumer != 7)\n"
+     "        hw::mbarrier_arrive(&sm.barrier.empty[ring.stage]);\n",
+     1, {EMU_DEADLOCK}, "producer.cuh", {&three}, 3, PLAIN},
+    {"seven_arrivals_free_a_stage", "stream/producer.cuh", "hw::mbarrier_init(&sm.barrier.empty[i], 8);", "hw::mbarrier_init(&sm.barrier.empty[i], 7);",
+     1, {EMU_EARLY_OVERWRITE, EMU_BARRIER, EMU_RACE}, "producer.cuh up.cuh", {&three}, 3, PLAIN},
+    {"wrong_parity_of_free_stages", "stream/producer.cuh", "uint32_t empty_parity = 1;", "uint32_t empty_parity = 0;",
+     1, {EMU_EARLY_OVERWRITE, EMU_DEADLOCK}, "producer.cuh up.cuh", {&three}, 3, PLAIN},
+    {"wrong_phase_of_partial_sums", "stream/handoff.cuh",
+     "hw::mbarrier_wait(&sm.barrier.reduce_full[b], n & 1,",
+     "hw::mbarrier_wait(&sm.barrier.reduce_full[b], (n + 1) & 1,",
+     1, {EMU_RACE, EMU_UNINITIALISED}, "handoff.cuh up.cuh", {&three}, 3, PLAIN},
+    {"next_ring_slot", "stream/up.cuh",
+     "hw::advance_descriptor(tile0, ring.stage * L::kStageBytes)",
+     "hw::advance_descriptor(tile0, (ring.stage + 1) % L::kRingStages * L::kStageBytes)",
+     1, {EMU_RACE, EMU_EARLY_OVERWRITE, GATE(GATE_FINITE), GATE(GATE_H)}, "up.cuh producer.cuh", {&three}, 3, PLAIN},
+    {"stage_freed_before_the_products_end", "stream/up.cuh",
+     "      hw::wgmma_wait();\n"
+     "      hw::keep_accumulators(d);\n"
+     "      if(c.lane == 0)\n"
+     "        hw::mbarrier_arrive(&sm.barrier.empty[ring.stage]);\n",
+     "      if(c.lane == 0)\n"
+     "        hw::mbarrier_arrive(&sm.barrier.empty[ring.stage]);\n"
+     "      hw::wgmma_wait();\n"
+     "      hw::keep_accumulators(d);\n",
+     1, {EMU_EARLY_OVERWRITE}, "up.cuh producer.cuh", {&three}, 3, PLAIN},
+    {"up_without_wgmma_wait", "stream/up.cuh", "      hw::wgmma_wait();\n", "", 1, {EMU_WGMMA}, "up.cuh", {&three}, 3, PLAIN},
+    {"down_without_wgmma_wait", "stream/down.cuh", "    hw::wgmma_wait();\n", "", 1, {EMU_WGMMA}, "down.cuh", {&three}, 3, PLAIN},
+    {"down_without_wgmma_fence", "stream/down.cuh", "    hw::wgmma_fence();\n", "", 1, {EMU_WGMMA}, "down.cuh", {&three}, 3, PLAIN},
+    {"ticket_counter_not_reset", "stream/handoff.cuh",
+     "    if(c.cta == 0)\n"
+     "      *(uint32_t *)c.workspace(MF_STREAM_WS_TICKETS + other * MF_STREAM_WS_TICKET_STRIDE) = 0;\n",
+     "",
+     1, {EMU_DEADLOCK}, "handoff.cuh", {&three, &two}, 3, PLAIN},
+    {"h_not_cleared_for_the_next_launch", "stream/handoff.cuh", "    h[i] = hw::U32x4{0, 0, 0, 0};\n", "    (void)h;\n",
+     1, {GATE(GATE_Y_GIVEN_H), GATE(GATE_REPLAY)}, "", {&three, &two}, 3, PLAIN},
+    {"launches_not_counted", "stream/handoff.cuh", "[c.cta] = launch + 1;", "[c.cta] = launch;",
+     1, {GATE(GATE_GUARD), EMU_DEADLOCK}, "handoff.cuh", {&three}, 3, PLAIN},
+    {"wrong_swizzle", "stream/quantise.cuh", "(((piece >> 1) ^ row) << 4)", "(((piece >> 1) ^ (row >> 1)) << 4)",
+     1, {GATE(GATE_H)}, "", {&three}, 3, PLAIN},
+    {"gate_scale_for_up_rows", "stream/up.cuh", "w_scale[k * L::kStageKBlocks + L::kKBlocks]", "w_scale[k * L::kStageKBlocks]",
+     1, {GATE(GATE_H)}, "", {&three}, 3, PLAIN},
+    {"scale_of_the_other_rows", "stream/down.cuh", "high_block = smaller((first_row + 16 * w4 + 8) / 128 - first, 1);", "high_block = 0;",
+     1, {GATE(GATE_Y_GIVEN_H)}, "", {&one}, 3, STRADDLE},
+    {"tokens_change_places", "stream/down.cuh", "(size_t)column * c.p.out_pitch", "(size_t)(column ^ 1) * c.p.out_pitch",
+     1, {GATE(GATE_Y_GIVEN_H)}, "", {&two}, 3, PLAIN},
+    {"h_of_another_token", "stream/handoff.cuh", "(h + (size_t)(token * L::kTopK", "(h + (size_t)((token ^ 1) * L::kTopK",
+     1, {GATE(GATE_H), EMU_DEADLOCK}, "handoff.cuh", {&same}, 3, PLAIN},
+    {"no_mbarrier_init_fence", "stream/producer.cuh", "    hw::mbarrier_init_fence();\n", "", 1, {EMU_BARRIER}, "producer.cuh", {&three}, 3, PLAIN},
+    {"shuffle_in_a_condition", "stream/route.cuh",
+     "  const float own_score = selection.score(c, token); // exchanges between lanes: all of them take part\n"
+     "  const float score = c.lane < L::kTopK ? own_score : 0.0f;\n",
+     "  float score = 0.0f;\n"
+     "  if(c.lane < L::kTopK)\n"
+     "    score = selection.score(c, token);\n",
+     1, {EMU_DIVERGENCE, EMU_DEADLOCK}, "route_keys.cuh route.cuh", {&three}, 3, PLAIN},
+    {"no_wait_for_scales", "stream/up.cuh", "    hw::mbarrier_wait(&sm.barrier.scales[slot], (turn / L::kScaleSlots) & 1, c.dog, L::kWaitScales);\n", "",
+     1, {EMU_RACE}, "up.cuh", {&three}, 3, PLAIN},
+    {"no_wait_for_down_scales", "stream/handoff.cuh", "  hw::copy_async_wait();\n", "", 1, {EMU_RACE}, "handoff.cuh down.cuh", {&three}, 3, PLAIN},
+    {"no_barrier_behind_the_front", "stream/kernel.cuh", "hw::barrier_sync(L::kBarrierFront, L::kThreads - 32);\n", ";\n",
+     2, {EMU_RACE, EMU_UNINITIALISED, EMU_NO_PROXY_FENCE}, "up.cuh handoff.cuh down.cuh", {&three}, 3, PLAIN},
+    {"no_barrier_before_y", "stream/down.cuh", "  hw::barrier_sync(L::kBarrierOutput, L::kConsumerThreads);\n", "",
+     1, {EMU_RACE}, "down.cuh", {&three}, 3, PLAIN},
+    {"x_one_atom_too_far", "stream/up.cuh", "hw::matrix_descriptor(sm.x[group * 4])", "hw::matrix_descriptor(sm.x[group * 4 + 1])",
+     1, {GATE(GATE_FINITE), GATE(GATE_H), EMU_RACE, EMU_EARLY_OVERWRITE}, "up.cuh", {&three}, 3, PLAIN},
+    {"ring_beyond_shared_memory", "stream/down.cuh",
+     "hw::matrix_descriptor(sm.ring[0] + group * kTileStep)",
+     "hw::matrix_descriptor((uint8_t *)&sm + sizeof(sm) - 1024)",
+     1, {EMU_BOUNDS, EMU_RACE}, "down.cuh", {&three}, 3, PLAIN},
+    {"scales_beyond_their_buffer", "stream/producer.cuh", "((size_t)expert * 2 * L::kHBlocks", "((size_t)expert * 4 * L::kHBlocks",
+     1, {EMU_BOUNDS}, "producer.cuh", {&eight}, 3, PLAIN},
+    {"token_masks_not_cleared", "stream/quantise.cuh", "sizeof(typename L::Cleared) / 16", "(sizeof(typename L::Cleared) - L::kExperts) / 16",
+     1, {EMU_UNINITIALISED}, "route.cuh", {&three}, 3, PLAIN},
+    {"x_scales_not_cleared", "stream/quantise.cuh",
+     "for(int first = 0; first < kWords; first += 128)",
+     "for(int first = sizeof(c.sm.cleared.x_scale) / 16; first < kWords; first += 128)",
+     1, {EMU_UNINITIALISED}, "up.cuh", {&three}, 3, PLAIN},
+    {"a_stage_s_phase_is_missed", "stream/down.cuh",
+     "        hw::sync_warp(); // no lane may still be waiting for the phase when lane 0 lets the producer set off the next one\n",
+     "",
+     1, {EMU_DEADLOCK, EMU_RACE}, "down.cuh", {&eight}, MOST_SEEDS, PLAIN},
+    {"the_producer_misses_a_phase", "stream/producer.cuh",
+     "    hw::sync_warp(); // no lane may still be waiting for a phase when lane 0 sets off the next one\n",
+     "",
+     1, {EMU_DEADLOCK, EMU_RACE}, "producer.cuh", {&eight}, MOST_SEEDS, PLAIN},
+    {"a_ticket_is_cleared_too_soon", "stream/producer.cuh", "      hw::sync_warp(); // all lanes have read it\n", "",
+     1, {EMU_DEADLOCK, EMU_RACE}, "producer.cuh", {&eight}, MOST_SEEDS, PLAIN},
+    {"h_is_flagged_without_release", "stream/handoff.cuh", "hw::store_shared_release(&sm.h_loaded[j],", "hw::store_shared_relaxed(&sm.h_loaded[j],",
+     1, {EMU_RACE, EMU_NO_PROXY_FENCE}, "handoff.cuh down.cuh", {&three}, 3, PLAIN},
+    {"h_is_waited_for_one_slot_short", "stream/down.cuh", "slot / L::kHLoaders + 1, c.dog", "slot / L::kHLoaders, c.dog",
+     1, {EMU_RACE, EMU_UNINITIALISED, EMU_EARLY_OVERWRITE}, "down.cuh handoff.cuh", {&three}, 3, PLAIN},
+    {"wrong_number_of_bytes", "stream/producer.cuh",
+     "hw::mbarrier_arrive_expect(full, L::kStageBytes);",
+     "hw::mbarrier_arrive_expect(full, L::kStageBytes / 2);",
+     1, {EMU_DEADLOCK, EMU_BARRIER}, "producer.cuh up.cuh", {&three}, 3, PLAIN},
+    {"the_list_is_used_unsynchronised", "stream/route.cuh",
+     "    sm.active = active;\n"
+     "  hw::sync_warp();\n"
+     "  return active;",
+     "    sm.active = active;\n  return active;",
+     1, {EMU_RACE}, "producer.cuh route.cuh", {&three}, 3, PLAIN},
+    {"no_wait_for_one_free_buffer", "stream/up.cuh", "if(turn >= L::kReduceBuffers)", "if(turn > L::kReduceBuffers)",
+     1, {EMU_RACE}, "up.cuh handoff.cuh", {&three}, 3, PLAIN},
+    {"arrival_ahead_of_the_copies", "stream/producer.cuh",
+     "  const int slot = turn % L::kScaleSlots;\n",
+     "  const int slot = turn % L::kScaleSlots;\n"
+     "  hw::copy_async_arrive(&c.sm.barrier.scales[slot]);\n",
+     1, {EMU_RACE, EMU_BARRIER, EMU_DEADLOCK}, "up.cuh producer.cuh", {&three}, 3, PLAIN},
+    {"tickets_drawn_without_atomics", "stream/handoff.cuh", "(int)hw::add_global(counter, count)", "(int)(*counter += count) - count",
+     1, {EMU_RACE}, "handoff.cuh", {&three}, 3, PLAIN},
+    {"h_published_by_ordinary_stores", "stream/handoff.cuh", "hw::store_global_relaxed(dst, ~pair);", "*dst = ~pair;",
+     1, {EMU_RACE}, "handoff.cuh", {&three}, 3, PLAIN},
+    {"h_used_before_it_is_there", "stream/handoff.cuh", "while(!first.complete()) {", "while(!first.complete() && first.rank > 99) {",
+     1, {GATE(GATE_FINITE), GATE(GATE_REPLAY), GATE(GATE_Y_GIVEN_H)}, "", {&three}, 3, PLAIN},
+    {"unrouted_tokens_write_h", "stream/handoff.cuh", "    if(routed)\n", "",
+     1, {GATE(GATE_H), GATE(GATE_REPLAY), GATE(GATE_FINITE), EMU_UNINITIALISED}, "handoff.cuh", {&three}, 3, PLAIN},
+    {"columns_of_others_are_added", "stream/down.cuh", "          if(mine & 1) {\n", "          {\n",
+     1, {EMU_RACE, EMU_EARLY_OVERWRITE, GATE(GATE_FINITE), GATE(GATE_Y_GIVEN_H)}, "down.cuh", {&three}, 3, PLAIN},
+    {"bytes_of_an_absent_slot", "stream/producer.cuh", "smaller(L::kDownSlots, active - slot) * (blocks", "L::kDownSlots * (blocks",
+     1, {EMU_DEADLOCK, EMU_UNFINISHED}, "down.cuh", {&odd}, 3, SLABS},
+    {"rows_in_use_are_called_idle", "stream/down.cuh",
+     "hw::count_rows(L::kSlab ? 64 : L::kDownRows);",
+     "hw::count_rows(L::kSlab ? 64 : L::kDownRows - 8);",
+     1, {EMU_UNINITIALISED}, "down.cuh", {&three}, 3, PLAIN},
+    {"slabs_in_the_wrong_order", "stream/up.cuh", "const float low = w4 & 1 ? d[4 + i] : d[i];", "const float low = w4 & 1 ? d[i] : d[4 + i];",
+     1, {GATE(GATE_H), GATE(GATE_FINITE)}, "", {&one}, 3, SLABS},
+};
+#define MUTANTS ((int)(sizeof(mutants) / sizeof(mutants[0])))
+
+static const char *kind_name(int kind)
+{
+  return kind < EMU_FINDING_KINDS ? emu_finding_name((enum emu_finding_kind)kind) : gate_name((enum gate)(kind - EMU_FINDING_KINDS));
+}
+
+/* ---- changing a template ---- */
+static char *read_text(const char *path)
+{
+  FILE *f = fopen(path, "rb");
+  char *text = calloc(1, 1 << 20);
+  ck_assert_msg(f != NULL && text != NULL, "%s", path);
+  ck_assert_uint_lt(fread(text, 1, (1 << 20) - 1, f), (1 << 20) - 1);
+  fclose(f);
+  return text;
+}
+
+/* Replaces every 'text' in a file; returns how many there were. */
+static int replace_in_file(const char *path, const char *text, const char *instead)
+{
+  char *before = read_text(path);
+  FILE *f = fopen(path, "wb");
+  int count = 0;
+  const char *at = before;
+  ck_assert_ptr_nonnull(f);
+  for(const char *hit = strstr(at, text); hit != NULL; hit = strstr(at, text)) {
+    ck_assert_uint_eq(fwrite(at, 1, (size_t)(hit - at), f), (size_t)(hit - at));
+    ck_assert_int_ge(fputs(instead, f), 0);
+    at = hit + strlen(text);
+    count++;
+  }
+  ck_assert_int_ge(fputs(at, f), 0);
+  ck_assert_int_eq(fclose(f), 0);
+  free(before);
+  return count;
+}
+
+static void mutate(const struct mutant *mutant, char *folder, size_t space)
+{
+  char path[400];
+  int count;
+  snprintf(folder, space, "%.200s/%s", emu_folder, mutant->name);
+  snprintf(path, sizeof(path), "%s/%s", folder, mutant->file);
+  emu_shell("cp -r templates '%s'", folder);
+  count = replace_in_file(path, mutant->text, mutant->instead);
+  ck_assert_msg(count == mutant->count, "%s: the text to be changed occurs %d times in %s, not %d times: bring the table in step", mutant->name, count,
+                mutant->file, mutant->count);
+}
+
+/* ---- running ---- */
+static void open_shape(struct emu_subject *s, enum shape shape, const char *template_dir)
+{
+  memset(s, 0, sizeof(*s));
+  s->problem = emu_smallest_problem();
+  s->problem.hidden = shapes[shape].hidden;
+  s->emulation.info = emu_device_of(shapes[shape].sms);
+  s->sched.family = &family_stream;
+  family_stream.default_schedule(&s->problem, 8, &s->emulation.info, &s->sched);
+  emu_set_knob(&s->sched, "ring_stages", 4); /* comes round soon */
+  emu_set_knob(&s->sched, "flight", 4); /* all of it */
+  emu_set_knob(&s->sched, "first_down_flight", 4);
+  emu_set_knob(&s->sched, "static_rounds", 0);
+  emu_open(s, template_dir, 8, 1.0f);
+}
+
+static int copy_cases(const struct test_case *const from[MAX_CASES], struct test_case to[MAX_CASES])
+{
+  int count = 0;
+  while(count < MAX_CASES && from[count] != NULL) {
+    to[count] = *from[count];
+    count++;
+  }
+  return count;
+}
+
+/* What was found, as the rows number kinds. */
+static int kind_of(const struct emu_outcome *o)
+{
+  return o->finding != EMU_NONE ? (int)o->finding : GATE((int)o->gate);
+}
+
+static bool expected(const struct mutant *mutant, const struct emu_outcome *o)
+{
+  const int kind = kind_of(o);
+  for(int i = 0; i < MAX_KINDS && mutant->kinds[i] != 0; i++)
+    if(mutant->kinds[i] == kind)
+      return true;
+  return false;
+}
+
+/* Whether the text names one of the row's files with a line. */
+static bool located(const struct mutant *mutant, const char *text)
+{
+  char names[200];
+  char *rest = names;
+  snprintf(names, sizeof(names), "%s", mutant->where);
+  for(const char *name = strsep(&rest, " "); name != NULL; name = strsep(&rest, " ")) {
+    char place[64];
+    snprintf(place, sizeof(place), "stream/%s:", name);
+    if(strstr(text, place) != NULL)
+      return true;
+  }
+  return false;
+}
+
+START_TEST(a_mutant_is_found)
+{
+  const struct mutant *mutant = &mutants[_i];
+  const char *from = getenv("MOEFORGE_MUTANTS");
+  const int first = from != NULL ? atoi(from) : 1;
+  const char *only = from != NULL ? strchr(from, ' ') : NULL;
+  struct emu_subject s;
+  struct emu_outcome o = {.passed = true};
+  struct test_case cases[MAX_CASES];
+  const int ncases = copy_cases(mutant->cases, cases), most = from != NULL ? 3 * MOST_SEEDS : mutant->seeds;
+  char folder[300];
+  int tried = 0;
+  if(only != NULL && strstr(mutant->name, only + 1) == NULL)
+    return;
+  ck_assert(mutant->seeds >= 1 && mutant->seeds <= MOST_SEEDS);
+  emu_compile_fast();
+  mutate(mutant, folder, sizeof(folder));
+  open_shape(&s, mutant->shape, folder);
+  for(; o.passed && tried < most; tried++)
+    emu_run(&s, 1.0f, cases, ncases, 2, (uint64_t)(first + tried), &o);
+  if(from != NULL)
+    printf("%s: under %d seeds (of %d), %s: %s\n", mutant->name, tried, mutant->seeds, o.passed ? "nothing" : kind_name(kind_of(&o)), o.text);
+  ck_assert_msg(!o.passed, "%s was not found under %d seeds", mutant->name, tried);
+  ck_assert_msg(expected(mutant, &o), "%s: found as %s, which is not expected: %s", mutant->name, kind_name(kind_of(&o)), o.text);
+  ck_assert_msg(o.finding == EMU_NONE || located(mutant, o.text), "%s: the finding names no line of %s: %s", mutant->name, mutant->where, o.text);
+  emu_close(&s);
+}
+END_TEST
+
+/* ---- nothing is found where there is nothing ---- */
+static const struct clean {
+  enum shape shape;
+  const struct test_case *cases[MAX_CASES];
+  int from, seeds; /* with two launches per case, each with an interleaving of its own */
+} clean[] = {
+    {PLAIN, {&three, &two}, 1, 6}, {PLAIN, {&eight}, 101, 5}, {PLAIN, {&one, &same}, 201, 4}, {SLABS, {&odd, &same}, 301, 2}, {STRADDLE, {&one}, 401, 2},
+};
+#define CLEAN ((int)(sizeof(clean) / sizeof(clean[0])))
+
+START_TEST(the_kernel_is_clean)
+{
+  const struct clean *row = &clean[_i];
+  struct emu_subject s;
+  struct test_case cases[MAX_CASES];
+  const int ncases = copy_cases(row->cases, cases);
+  open_shape(&s, row->shape, "templates");
+  for(int i = 0; i < row->seeds; i++) {
+    struct emu_outcome o;
+    emu_run(&s, 1.0f, cases, ncases, 2, (uint64_t)(row->from + i), &o);
+    ck_assert_msg(o.passed, "seed %d: %s", row->from + i, o.text);
+  }
+  emu_close(&s);
+}
+END_TEST
+
+/* At least ten times as many interleavings of the kernel as it is as the largest number of seeds that a mutant may take. */
+START_TEST(clean_runs_outnumber_the_seeds)
+{
+  int launches = 0;
+  for(int i = 0; i < CLEAN; i++) {
+    struct test_case cases[MAX_CASES];
+    launches += 2 * copy_cases(clean[i].cases, cases) * clean[i].seeds;
+  }
+  ck_assert_int_ge(launches, 10 * MOST_SEEDS);
+}
+END_TEST
+
+int main(void)
+{
+#ifdef __SANITIZE_ADDRESS__
+  const int step = 8; /* the emulator runs several times as long; that it finds things is shown by the other build */
+#else
+  const int step = 1;
+#endif
+  Suite *suite = suite_create("emu_mutants");
+  TCase *found = tcase_create("mutants"), *passes = tcase_create("kernel");
+  SRunner *runner;
+  int failed;
+  if(!emu_folder_make())
+    return EXIT_FAILURE;
+  for(int i = 0; i < MUTANTS; i += step)
+    tcase_add_loop_test(found, a_mutant_is_found, i, i + 1);
+  tcase_add_loop_test(passes, the_kernel_is_clean, 0, step == 1 ? CLEAN : 1);
+  tcase_add_test(passes, clean_runs_outnumber_the_seeds);
+  tcase_set_timeout(found, 240);
+  tcase_set_timeout(passes, 240);
+  suite_add_tcase(suite, found);
+  suite_add_tcase(suite, passes);
+  runner = srunner_create(suite);
+  srunner_run_all(runner, CK_ENV);
+  failed = srunner_ntests_failed(runner);
+  srunner_free(runner);
+  emu_folder_remove();
+  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
