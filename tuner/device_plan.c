@@ -47,7 +47,7 @@ double device_weights_bytes(const struct mf_problem *p, int layers)
 {
   const double blocks_k = blocks_of(p->hidden), blocks_n = blocks_of(p->intermediate_offset + p->intermediate);
   const double scales = p->expert_count * 3.0 * blocks_n * blocks_k * sizeof(float);
-  const double bias = p->select_bias ? p->experts * (double)sizeof(float) : 0;
+  const double bias = p->select_bias ? (p->experts + p->zero_experts) * (double)sizeof(float) : 0;
   return layers * (p->expert_count * expert_bytes(p) + scales + bias);
 }
 

@@ -114,7 +114,7 @@ static enum mf_status nothing_to_export(const char *shape_name, const char *devi
 {
   if(device_name != NULL)
     return error_set(err, MF_ERR_NOT_FOUND, "%s: no winner for device \"%s\" is stored (see `moeforge show %s`)", shape_name, device_name, shape_name);
-  return error_set(err, MF_ERR_NOT_FOUND, "%s: no winner is stored: run `moeforge tune specs/models/%s.yaml` first", shape_name, shape_name);
+  return error_set(err, MF_ERR_NOT_FOUND, "%s: no winner is stored: run `moeforge tune` on its spec first (`moeforge show` lists what is stored)", shape_name);
 }
 
 static enum mf_status gather(struct store *st, const char *shape_name, struct gathering *g, struct error *err)

@@ -170,7 +170,7 @@ enum mf_status plan_command(const struct options *opt, const char *const *specs,
     return worst;
   }
   if(!target.gpu && !opt->quiet)
-    fprintf(stderr, "planning for %s: %s\n", target.dev.name, target.note);
+    fprintf(stderr, "planning for %s; no GPU is used: %s\n", target.dev.name, target.note);
   for(int i = 0; i < nspecs; i++) {
     struct error one = {MF_OK, ""};
     json_t *json = NULL;

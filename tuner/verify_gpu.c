@@ -142,7 +142,7 @@ enum mf_status verify_weights_make(struct verify_gpu *gpu, const struct mf_probl
   if(rc == MF_OK)
     rc = make_scales(gpu, w, DATA_S2, experts * hidden_blocks * blocks(p), &w->s2, err);
   if(rc == MF_OK && p->select_bias)
-    rc = make_scales(gpu, w, DATA_BIAS, (size_t)(p->experts + p->zero_experts), &w->bias, err);
+    rc = make_scales(gpu, w, DATA_BIAS, (size_t)p->experts + (size_t)p->zero_experts, &w->bias, err);
   return rc;
 }
 
