@@ -30,8 +30,7 @@ struct device_output {
   uint32_t status;    /* MF_WS_* */
   bool replays_equal; /* y of the repeated launches was bitwise the same */
   bool poison_left;   /* an output element was never written */
-  bool guard_damaged; /* bytes around a buffer or of an input changed, or the workspace counts other launches than there
-                          * were, or h of the next launch would not start as zero */
+  bool guard_damaged; /* bytes around a buffer or of an input changed, or the workspace counts other launches than there were */
 };
 
 /* What of a device changes from minute to minute, for doctor. */
