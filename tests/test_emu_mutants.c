@@ -20,10 +20,10 @@ static const struct test_case three = {3, ROUTING_UNIFORM, CASE_NORMAL, 1}, two 
                               same = {8, ROUTING_CONCENTRATED, CASE_NORMAL, 5};
 
 /* Shapes that the rows use; all have softmax over 64 experts, two per token. */
-enum shape { PLAIN, SLABS, STRADDLE, SHAPES };
+enum shape { PLAIN, SLABS, STRADDLE, HELP, SHAPES };
 static const struct {
-  int sms, hidden; /* rows of w2 per CTA: 64; 16, two slots per stage; 48, which straddle scale blocks */
-} shapes[SHAPES] = {[PLAIN] = {18, 1024}, [SLABS] = {64, 1024}, [STRADDLE] = {66, 3072}};
+  int sms, hidden, hand_off; /* rows of w2 per CTA: 64; 16, two slots per stage; 48, which straddle scale blocks; as the first, and consumers load h */
+} shapes[SHAPES] = {[PLAIN] = {18, 1024, 0}, [SLABS] = {64, 1024, 0}, [STRADDLE] = {66, 3072, 0}, [HELP] = {18, 1024, 2}};
 
 static const struct mutant {
   const char *name, *file, *text, *instead;
@@ -117,7 +117,7 @@ static const struct mutant {
      1, {EMU_RACE}, "up.cuh", {&three}, 3, PLAIN},
     {"no_wait_for_down_scales", "stream/handoff.cuh", "  hw::copy_async_wait();\n", "", 1, {EMU_RACE}, "handoff.cuh down.cuh", {&three}, 3, PLAIN},
     {"no_barrier_behind_the_front", "stream/kernel.cuh", "hw::barrier_sync(L::kBarrierFront, L::kThreads - 32);\n", ";\n",
-     2, {EMU_RACE, EMU_UNINITIALISED, EMU_NO_PROXY_FENCE}, "up.cuh handoff.cuh down.cuh", {&three}, 3, PLAIN},
+     4, {EMU_RACE, EMU_UNINITIALISED, EMU_NO_PROXY_FENCE}, "up.cuh handoff.cuh down.cuh", {&three}, 3, PLAIN},
     {"no_barrier_before_y", "stream/down.cuh", "  hw::barrier_sync(L::kBarrierOutput, L::kConsumerThreads);\n", "",
      1, {EMU_RACE}, "down.cuh", {&three}, 3, PLAIN},
     {"x_one_atom_too_far", "stream/up.cuh", "hw::matrix_descriptor(sm.x[group * 4])", "hw::matrix_descriptor(sm.x[group * 4 + 1])",
@@ -183,6 +183,18 @@ static const struct mutant {
      1, {EMU_UNINITIALISED}, "down.cuh", {&three}, 3, PLAIN},
     {"slabs_in_the_wrong_order", "stream/up.cuh", "const float low = w4 & 1 ? d[4 + i] : d[i];", "const float low = w4 & 1 ? d[i] : d[4 + i];",
      1, {GATE(GATE_H), GATE(GATE_FINITE)}, "", {&one}, 3, SLABS},
+    {"batch_without_proxy_fence", "stream/handoff_batches.cuh", "    hw::fence_async_proxy();\n", "",
+     1, {EMU_NO_PROXY_FENCE}, "handoff.cuh down.cuh", {&same}, 3, HELP},
+    {"batch_is_flagged_without_release", "stream/handoff_batches.cuh", "hw::store_shared_release(&sm.h_loaded[w],", "hw::store_shared_relaxed(&sm.h_loaded[w],",
+     1, {EMU_RACE, EMU_NO_PROXY_FENCE}, "handoff.cuh down.cuh", {&same}, 3, HELP},
+    {"batch_is_waited_for_one_short", "stream/handoff_batches.cuh", "round_of(batch) + 1, c.dog", "round_of(batch), c.dog",
+     1, {EMU_RACE, EMU_UNINITIALISED, EMU_NO_PROXY_FENCE}, "handoff.cuh down.cuh", {&same}, 3, HELP},
+    {"one_half_is_loaded_twice", "stream/handoff_batches.cuh", "batch & 1 ? 0xF0u : 0x0Fu", "batch & 1 ? 0x0Fu : 0x0Fu",
+     1, {EMU_RACE, EMU_UNINITIALISED, EMU_NO_PROXY_FENCE, EMU_EARLY_OVERWRITE}, "handoff.cuh down.cuh", {&same}, 3, HELP},
+    {"consumers_do_not_know_that_they_help", "stream/kernel.cuh", "if(consumers_help(c))", "if(!consumers_help(c))",
+     1, {EMU_DEADLOCK}, "handoff_batches.cuh", {&same}, 3, HELP},
+    {"rows_are_used_before_they_are_there", "stream/handoff_batches.cuh", "wanted[i] = !row[i].complete();", "wanted[i] = false;",
+     1, {GATE(GATE_FINITE)}, "", {&same}, 3, HELP},
 };
 #define MUTANTS ((int)(sizeof(mutants) / sizeof(mutants[0])))
 
@@ -247,6 +259,9 @@ static void open_shape(struct emu_subject *s, enum shape shape, const char *temp
   emu_set_knob(&s->sched, "flight", 4); /* all of it */
   emu_set_knob(&s->sched, "first_down_flight", 4);
   emu_set_knob(&s->sched, "static_rounds", 0);
+  emu_set_knob(&s->sched, "hand_off", shapes[shape].hand_off);
+  if(shapes[shape].hand_off == 2)
+    emu_set_knob(&s->sched, "h_loaders", 2); /* there are four batches: consumers have two of them */
   emu_open(s, template_dir, 8, 1.0f);
 }
 
@@ -325,7 +340,7 @@ static const struct clean {
   const struct test_case *cases[MAX_CASES];
   int from, seeds; /* with two launches per case, each with an interleaving of its own */
 } clean[] = {
-    {PLAIN, {&three, &two}, 1, 6}, {PLAIN, {&eight}, 101, 5}, {PLAIN, {&one, &same}, 201, 4}, {SLABS, {&odd, &same}, 301, 2}, {STRADDLE, {&one}, 401, 2},
+    {PLAIN, {&three, &two}, 1, 6}, {PLAIN, {&eight}, 101, 5}, {PLAIN, {&one, &same}, 201, 4}, {SLABS, {&odd, &same}, 301, 2}, {STRADDLE, {&one}, 401, 2}, {HELP, {&same, &two, &eight}, 501, 3},
 };
 #define CLEAN ((int)(sizeof(clean) / sizeof(clean[0])))
 

@@ -19,7 +19,7 @@
 #define MIN_COLUMNS 8         /* of the router logits: one 16-byte piece of bf16 */
 #define TENSOR_MAP_BYTES 128
 
-enum { KNOB_RING, KNOB_LOADERS, KNOB_LOOKAHEAD, KNOB_FLIGHT, KNOB_FIRST_DOWN, KNOB_STATIC, KNOB_ROTATE, STREAM_KNOBS };
+enum { KNOB_RING, KNOB_LOADERS, KNOB_LOOKAHEAD, KNOB_FLIGHT, KNOB_FIRST_DOWN, KNOB_STATIC, KNOB_ROTATE, KNOB_HAND_OFF, STREAM_KNOBS };
 
 static const struct knob knobs[STREAM_KNOBS] = {
     [KNOB_RING] = {"ring_stages", "ring", "16 KB weight stages in shared memory", true, true, 4, {4, 6, 8, 10}},
@@ -29,6 +29,7 @@ static const struct knob knobs[STREAM_KNOBS] = {
     [KNOB_FIRST_DOWN] = {"first_down_flight", "fd", "the same for the first down stages", false, true, 4, {2, 3, 4, 6}},
     [KNOB_STATIC] = {"static_rounds", "st", "rounds of units dealt without tickets (1000: all)", false, true, 3, {0, 8, ALL_STATIC}},
     [KNOB_ROTATE] = {"rotate_k", "rk", "1: successive units start at successive k chunks", false, false, 2, {0, 1}},
+    [KNOB_HAND_OFF] = {"hand_off", "ho", "rows of h that a warp takes together: 0 two, 1 four, 2 four and consumers help once w2 is in the ring", true, false, 3, {0, 1, 2}},
 };
 
 #define RULES_TABLE(X)                                                                                        \
@@ -123,7 +124,7 @@ static bool has_scores(const struct mf_problem *p)
 }
 
 /* The layout's struct Shared, field by field. */
-static long shared_size(const struct mf_problem *p, const struct layout *l, int ring, int loaders)
+static long shared_size(const struct mf_problem *p, const struct layout *l, int ring, int h_workers)
 {
   const long mask_bytes = 8L * ceil_div(p->top_k, 8), rank_slots = p->top_k > 8 ? p->top_k : 8, local = align_up(p->expert_count, 32);
   const long columns = has_scores(p) ? align_up(p->experts + p->zero_experts, 4) : 1;
@@ -132,7 +133,7 @@ static long shared_size(const struct mf_problem *p, const struct layout *l, int 
   long at = (long)ring * STAGE_BYTES + 1024L * l->kblocks + (h > scores ? h : scores) + 8L * 32 * 16 * REDUCE_BUFFERS;
   at += align_up(cleared, 16);
   at += 8L * l->scale_slots * l->kblocks + 4L * l->slots * l->down_row_blocks * l->hblocks + 4L * rank_slots * MF_STREAM_MAX_TOKENS;
-  at += 4L * l->slots + 2L * 4 + 2L * 4 * REDUCE_BUFFERS + 4L * loaders + 8L * 4 + 4L * ring + local;
+  at += 4L * l->slots + 2L * 4 + 2L * 4 * REDUCE_BUFFERS + 4L * h_workers + 8L * 4 + 4L * ring + local;
   at = align_up(at, 8) + (2L * REDUCE_BUFFERS + l->scale_slots + 2L * ring) * 8;
   return align_up(at, 1024);
 }
@@ -154,7 +155,7 @@ static struct layout make_layout(const struct mf_problem *p, const struct schedu
   l.scale_slots = fewest_scale_slots(ring, l.unit_stages);
   l.threads = 32 * (helpers <= 4 ? 13 : 9 + helpers);
   l.slots = MF_STREAM_MAX_TOKENS * p->top_k;
-  l.shared_bytes = shared_size(p, &l, ring, sched->value[KNOB_LOADERS]);
+  l.shared_bytes = shared_size(p, &l, ring, sched->value[KNOB_LOADERS] + (sched->value[KNOB_HAND_OFF] == 2 ? 8 : 0));
   return l;
 }
 
@@ -245,6 +246,7 @@ static void stream_default_schedule(const struct mf_problem *p, int tokens, cons
   out->value[KNOB_FIRST_DOWN] = tokens <= 2 ? 2 : 4;
   out->value[KNOB_STATIC] = tokens <= 2 ? ALL_STATIC : 0;
   out->value[KNOB_ROTATE] = 1;
+  out->value[KNOB_HAND_OFF] = 0;
   for(int i = ring->nvalues - 1; i >= 0; i--) {
     out->value[KNOB_RING] = ring->values[i];
     if(stream_shared_bytes(p, out, dev) <= dev->shared_bytes_per_cta)
@@ -306,6 +308,7 @@ static void stream_emit(const struct mf_problem *p, const struct schedule *sched
   strbuf_printf(out, "  static constexpr int kRingStages = %d;\n", sched->value[KNOB_RING]);
   strbuf_printf(out, "  static constexpr int kReduceBuffers = %d;\n", REDUCE_BUFFERS);
   strbuf_printf(out, "  static constexpr int kHLoaders = %d;\n", sched->value[KNOB_LOADERS]);
+  strbuf_printf(out, "  static constexpr int kHandOff = %d;\n", sched->value[KNOB_HAND_OFF]);
   strbuf_printf(out, "  static constexpr int kTicketLookahead = %d;\n", sched->value[KNOB_LOOKAHEAD]);
   strbuf_printf(out, "  static constexpr int kScaleSlots = %d;\n", l.scale_slots);
   strbuf_printf(out, "  static constexpr int kPdl = 0;\n};\n\n");
@@ -483,6 +486,7 @@ static enum mf_status stream_check_meta(const void *meta, size_t bytes, const st
       {"down_kblocks", (long)m->down_kblocks, l.down_kblocks},
       {"ring_stages", (long)m->ring_stages, sched->value[KNOB_RING]},
       {"scale_slots", (long)m->scale_slots, l.scale_slots},
+      {"hand_off", (long)m->hand_off, sched->value[KNOB_HAND_OFF]},
       {"workspace_bytes", (long)m->workspace_bytes, MF_STREAM_WS_BYTES(p->top_k, p->intermediate)},
       {"h_offset", (long)m->h_offset, MF_STREAM_WS_H},
       {"ids_offset", (long)m->ids_offset, MF_STREAM_WS_IDS(p->top_k)},

@@ -18,6 +18,7 @@
 //   else:                          plain m64n8 per k-block; the warpgroups take turns at stages. The last slots' h comes
 //                                  all at once, and then two warpgroups are through with them in half the time.
 #pragma once
+#include "stream/handoff_batches.cuh"
 #include "stream/up.cuh"
 
 namespace stream {
@@ -131,6 +132,7 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
   const float *w_scale = &sm.down_scale[0][0][block0];
   const float *h_scale = &sm.cleared.h_scale[0][block0][column];
 
+  const HBatches<L> batches(c);
   int turn = group; // plain tiles: the warpgroup's stages are those at which this is even
   MF_LOOP
   for(int slot = kAlternate ? group : 0; slot < active; slot += L::kDownSlots) {
@@ -157,7 +159,10 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
       SlotGroups<L> groups(sm.cleared.columns[slot]);
       hw::compute_now(groups.g);
       hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitDownStage);
-      hw::wait_shared_at_least(&sm.h_loaded[slot % L::kHLoaders], slot / L::kHLoaders + 1, c.dog, L::kWaitH);
+      if constexpr(L::kHandOff == 0)
+        hw::wait_shared_at_least(&sm.h_loaded[slot % L::kHLoaders], slot / L::kHLoaders + 1, c.dog, L::kWaitH);
+      else
+        batches.wait_for(c, slot);
       MF_LOOP
       for(;;) { // usually once
         Tile tile;

@@ -10,7 +10,7 @@
 //   No deadlock the consumers end with a mark in every buffer.
 // Loader j (CTAs with down rows)
 //   Reads       published[], then h (workspace, relaxed loads).
-//   Writes      sm.h, h_scale for the slots j, j + kHLoaders, ...; h_loaded[j].
+//   Writes      sm.h, h_scale for the slots j, j + kHLoaders, ... (kHandOff > 0: handoff_batches.cuh); h_loaded[j].
 //   Waits for   this CTA's own progress, then for the words of h themselves.
 //   Visible by  fence_async_proxy of every lane, sync_warp, release store to h_loaded[j].
 //   No deadlock h of a slot is published by CTAs that all run at once (the grid is co-resident) and whose finalisers
@@ -188,26 +188,39 @@ struct HRow {
     return hw::all_lanes(there);
   }
 
-  // Quantises the row and writes it as column h_column(rank, token) of its h group; the routing weight goes into the scale.
+  // Where the row goes: column h_column(rank, token) of its h group. The routing weight goes into the scale.
+  struct Target {
+    int group, column;
+    float weight;
+  };
+  MF_DEVICE Target target(const Context<L> &c) const
+  {
+    return Target{c.h_group(rank), c.h_column(rank, token), c.sm.weight[token][rank]};
+  }
+
+  MF_DEVICE static void place(const Context<L> &c, const Target &to, const hw::U32x2 *quantised, const float *scale)
+  {
+    MF_UNROLL
+    for(int i = 0; i < kChunks; ++i) {
+      const int block = i * 2 + (c.lane >> 4), piece = c.lane & 15;
+      if(L::kHBlocks % 2 == 0 || block < L::kHBlocks) {
+        *atom_piece(c.sm.h[to.group][block], to.column, piece) = quantised[i];
+        if(piece == 0)
+          c.sm.cleared.h_scale[to.group][block][to.column] = scale[i] * to.weight;
+      }
+    }
+  }
+
   MF_DEVICE void store(const Context<L> &c)
   {
-    const int group = c.h_group(rank), column = c.h_column(rank, token);
-    const float weight = c.sm.weight[token][rank];
+    const Target to = target(c);
     hw::U32x2 quantised[kChunks];
     float scale[kChunks];
     MF_UNROLL
     for(int i = 0; i < kChunks; ++i)
       chunk[i] = inverted(chunk[i]);
     quantise_chunks<L>(chunk, quantised, scale);
-    MF_UNROLL
-    for(int i = 0; i < kChunks; ++i) {
-      const int block = i * 2 + (c.lane >> 4), piece = c.lane & 15;
-      if(L::kHBlocks % 2 == 0 || block < L::kHBlocks) {
-        *atom_piece(c.sm.h[group][block], column, piece) = quantised[i];
-        if(piece == 0)
-          c.sm.cleared.h_scale[group][block][column] = scale[i] * weight;
-      }
-    }
+    place(c, to, quantised, scale);
   }
 };
 

@@ -21,7 +21,7 @@
 // ranks', which then counts as zeros (HRow, copy_down_piece). Rows of w2: the last CTA that has some may have fewer (store_rows).
 #pragma once
 #include "stream/down.cuh"
-#include "stream/handoff.cuh"
+#include "stream/handoff_batches.cuh"
 #include "stream/producer.cuh"
 #include "stream/quantise.cuh"
 #include "stream/route.cuh"
@@ -53,6 +53,41 @@ MF_DEVICE void consume(const Context<L> &c, int consumer)
   float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   down_rows(c, consumer, ring, sum);
   store_rows(c, consumer, sum);
+}
+
+// All warps but the producer, behind kBarrierListed, where consumers load h between their two projections: they and the loaders meet in one copy of
+// load_h_batches (the instruction cache is cold, and both run at the same time). `routes`: the warp is a token's router.
+template <class L>
+MF_DEVICE void work_with_help(const Context<L> &c, int consumer, bool is_consumer, bool routes, const Selection<L> &selection, int token, uint32_t launch)
+{
+  const int helper = L::helper_of(c.warp);
+  RingReader<L> ring;
+  int worker = -1; // none: this warp loads nothing
+  if(is_consumer) {
+    if(routes)
+      publish_ranks(c, selection, token);
+    hw::barrier_sync(L::kBarrierFront, L::kThreads - 32);
+    up_units(c, consumer, ring);
+    if(consumers_help(c))
+      worker = L::kHLoaders + consumer;
+  } else {
+    if(helper < L::kHelpers)
+      prepare_down(c, helper, launch);
+    hw::barrier_sync(L::kBarrierFront, L::kThreads - 32);
+    if(helper < L::kReduceBuffers)
+      finalise_units(c, helper, launch);
+    else if(helper < L::kHelpers)
+      worker = helper - L::kReduceBuffers;
+  }
+  if(c.cta >= L::kDownCtas)
+    return;
+  if(worker >= 0)
+    load_h_batches(c, worker, launch);
+  if(is_consumer) {
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    down_rows(c, consumer, ring, sum);
+    store_rows(c, consumer, sum);
+  }
 }
 
 template <class L>
@@ -94,6 +129,10 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
   front.quantise();
   hw::barrier_sync(L::kBarrierListed, L::kThreads);
 
+  if constexpr(L::kConsumersHelp) {
+    work_with_help(c, consumer, is_consumer, routes, selection, token, launch);
+    return;
+  }
   if(is_consumer) {
     if(routes)
       publish_ranks(c, selection, token);
@@ -107,8 +146,12 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
   hw::barrier_sync(L::kBarrierFront, L::kThreads - 32);
   if(helper < L::kReduceBuffers)
     finalise_units(c, helper, launch);
-  else if(helper < L::kHelpers && c.cta < L::kDownCtas)
-    load_h(c, helper - L::kReduceBuffers, launch);
+  else if(helper < L::kHelpers && c.cta < L::kDownCtas) {
+    if constexpr(L::kHandOff == 0)
+      load_h(c, helper - L::kReduceBuffers, launch);
+    else
+      load_h_batches(c, helper - L::kReduceBuffers, launch);
+  }
 }
 
 // What `mf_meta` holds.
@@ -157,6 +200,7 @@ MF_ANYWHERE constexpr mf_stream_meta make_meta()
   m.expert_begin = Shape::kExpertBegin;
   m.expert_count = Shape::kExpertCount;
   m.intermediate_offset = L::kOffset;
+  m.hand_off = L::kHandOff;
   return m;
 }
 

@@ -86,7 +86,7 @@ MF_DEVICE void init_barriers(const Context<L> &c)
   }
   if(c.lane < L::kReduceBuffers)
     sm.published[c.lane] = 0;
-  if(c.lane < L::kHLoaders)
+  if(c.lane < L::kHWorkers)
     sm.h_loaded[c.lane] = 0;
   if(c.lane < L::kTicketQueue)
     sm.ticket[c.lane] = 0;
