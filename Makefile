@@ -3,6 +3,7 @@
 #   make tune            tunes SPEC (a small one without a GPU) and shows the winners
 #   make test            builds, analyses and tests everything that needs no GPU
 #   make check           the test suites only        SANITIZE=1: with ASan and UBSan, in build-asan/
+#   make check-threads   the runtime library under ThreadSanitizer
 #   make lint            cppcheck and clang-tidy; files that have not changed since are not looked at again
 #   STATIC=1             links libyaml, SQLite and jansson statically, so that build/moeforge runs elsewhere
 
@@ -47,7 +48,7 @@ EMU_DEPS    := $(BUILD)/libemu.a emu/exports.txt
 
 # Object files of tests are kept.
 .SECONDARY:
-.PHONY: all tune test everything check check-sanitized lint clean install bootstrap
+.PHONY: all tune test everything check check-sanitized check-threads lint clean install bootstrap
 all: $(BUILD)/moeforge $(BUILD)/libmoeforge.so
 
 $(BUILD)/%.o: %.c
@@ -86,6 +87,21 @@ $(BUILD)/tests/libfakegpu.so: tests/fake_gpu.c tests/fake_libcuda.c $(wildcard t
 	@echo "  CC $@"
 	@$(CC) $(CPPFLAGS) -std=c11 -O2 -g -fPIC -shared $(WARN) $(OPENMP) -o $@ tests/fake_gpu.c tests/fake_libcuda.c $(BUILD)/libtuner.a $(BUILD)/libmoeforge.a -lm -lpthread
 
+# The runtime library with ThreadSanitizer, and eight threads that use it on the scripted driver.
+TSAN     := $(BUILD)/tsan
+TSAN_RUN := setarch $(shell uname -m) -R
+$(TSAN)/%.o: %.c
+	@mkdir -p $(@D)
+	@echo "  CC $< (threads)"
+	@$(CC) $(CPPFLAGS) -std=c11 -O1 -g -fsanitize=thread $(WARN) -MMD -MP -c $< -o $@
+$(TSAN)/threads: $(TSAN)/tests/threads.o $(RUNTIME_SRC:%.c=$(TSAN)/%.o)
+	@echo "  LD $@"
+	@$(CC) -fsanitize=thread -o $@ $^ -ldl -lpthread -lm
+# Without randomised addresses, where that can be had: the sanitizer's runtime does not know the mappings of every kernel.
+check-threads: $(TSAN)/threads $(BUILD)/tests/make_package $(BUILD)/tests/libfakecuda.so
+	@$(BUILD)/tests/make_package $(TSAN)/threads.moeforge
+	@run=; $(TSAN_RUN) true 2>/dev/null && run='$(TSAN_RUN)'; FAKECUDA_LIBRARY=$(CURDIR)/$(BUILD)/tests/libfakecuda.so TSAN_OPTIONS=halt_on_error=0:exitcode=66 $$run $(TSAN)/threads $(TSAN)/threads.moeforge
+
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
 bootstrap:
@@ -107,7 +123,7 @@ test:
 	@scripts/bootstrap.sh test
 	@$(MAKE) $(PARALLEL) --keep-going everything
 	@echo "all tests passed"
-everything: all check check-sanitized lint
+everything: all check check-sanitized check-threads lint
 check-sanitized:
 	@$(MAKE) SANITIZE=1 BUILD=$(BUILD)-asan check
 

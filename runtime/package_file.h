@@ -32,7 +32,12 @@ void package_problem_set(const struct mf_problem *problem, struct package_proble
 /* Field by field, after the documented defaults were filled in (0 groups = 1, 0 expert_count = all, alpha 0 = 1). */
 int package_problem_equal(const struct package_problem *a, const struct package_problem *b);
 
-/* The rule of every public struct: at least the size that this version knows, and nothing but zeros behind it. */
-int struct_is_usable(const void *object, uint32_t struct_size, size_t known_size);
+/* Bytes of a public struct as far as 'last', the last member that its first version had: what every caller's struct holds at least. */
+#define STRUCT_FIRST_SIZE(type, last) (offsetof(type, last) + sizeof(((type *)0)->last))
+
+/* The rule of every public struct that is handed in: copies the caller's 'given_size' bytes into 'own', which has 'own_size'. What an older caller's
+ * shorter struct does not have is zero, which is each member's neutral value; what a newer caller's longer one has beyond 'own' must be zero.
+ * Nonzero if it can be used: at least 'first_size' bytes and nothing set that this version does not know. */
+int struct_take(void *own, size_t own_size, size_t first_size, const void *given, uint32_t given_size);
 
 #endif
