@@ -48,8 +48,8 @@ EMU_DEPS    := $(BUILD)/libemu.a emu/exports.txt
 
 # Object files of tests are kept.
 .SECONDARY:
-.PHONY: all tune test everything check check-sanitized check-threads lint clean install bootstrap
-all: $(BUILD)/moeforge $(BUILD)/libmoeforge.so
+.PHONY: all tune test everything check check-sanitized check-threads forward-cost lint clean install bootstrap
+all: $(BUILD)/moeforge $(BUILD)/libmoeforge.so $(BUILD)/bench/forward_cost
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
@@ -76,6 +76,13 @@ $(BUILD)/moeforge: $(BUILD)/tuner/main.o $(BUILD)/libtuner.a $(BUILD)/libmoeforg
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(BUILD)/libtuner.a $(BUILD)/libmoeforge.a $(EMU_DEPS)
 	@echo "  LD $@"
 	@$(CC) $(LDFLAGS) -o $@ $(filter-out $(EMU_DEPS),$^) $(EMU_LINK) $(OPENMP_LINK) $(LIBS) -lcheck -lsubunit -lrt -lm
+# What a forward call costs the host: `make forward-cost` measures it on the scripted driver, whose launches do nothing; on a GPU run it with a package of yours.
+$(BUILD)/bench/%: $(BUILD)/bench/%.o $(BUILD)/libmoeforge.a
+	@echo "  LD $@"
+	@$(CC) $(LDFLAGS) -o $@ $^ -ldl -lpthread -lm
+forward-cost: $(BUILD)/bench/forward_cost $(BUILD)/tests/make_package $(BUILD)/tests/libfakecuda.so
+	@$(BUILD)/tests/make_package $(BUILD)/bench/fixture.moeforge
+	@MOEFORGE_LIBCUDA=$(BUILD)/tests/libfakecuda.so FAKECUDA=light $(BUILD)/bench/forward_cost $(BUILD)/bench/fixture.moeforge
 # Scripted stand-in for the CUDA driver.
 $(BUILD)/tests/libfakecuda.so: tests/fake_libcuda.c $(wildcard tests/fake_libcuda*.h) runtime/cuda_api.h
 	@mkdir -p $(@D)
