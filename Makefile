@@ -4,6 +4,7 @@
 #   make test            builds, analyses and tests everything that needs no GPU
 #   make check           the test suites only        SANITIZE=1: with ASan and UBSan, in build-asan/
 #   make check-threads   the runtime library under ThreadSanitizer
+#   make fuzz-package    hostile packages and recipes with libFuzzer, FUZZ_SECONDS=60 each; needs clang
 #   make lint            cppcheck and clang-tidy; files that have not changed since are not looked at again
 #   STATIC=1             links libyaml, SQLite and jansson statically, so that build/moeforge runs elsewhere
 
@@ -48,7 +49,7 @@ EMU_DEPS    := $(BUILD)/libemu.a emu/exports.txt
 
 # Object files of tests are kept.
 .SECONDARY:
-.PHONY: all tune test everything check check-sanitized check-threads forward-cost lint clean install bootstrap
+.PHONY: all tune test everything check check-sanitized check-threads forward-cost fuzz-package lint clean install bootstrap
 all: $(BUILD)/moeforge $(BUILD)/libmoeforge.so $(BUILD)/bench/forward_cost
 
 $(BUILD)/%.o: %.c
@@ -108,6 +109,21 @@ $(TSAN)/threads: $(TSAN)/tests/threads.o $(RUNTIME_SRC:%.c=$(TSAN)/%.o)
 check-threads: $(TSAN)/threads $(BUILD)/tests/make_package $(BUILD)/tests/libfakecuda.so
 	@$(BUILD)/tests/make_package $(TSAN)/threads.moeforge
 	@run=; $(TSAN_RUN) true 2>/dev/null && run='$(TSAN_RUN)'; FAKECUDA_LIBRARY=$(CURDIR)/$(BUILD)/tests/libfakecuda.so TSAN_OPTIONS=halt_on_error=0:exitcode=66 $$run $(TSAN)/threads $(TSAN)/threads.moeforge
+
+# Hostile packages and recipes, for FUZZ_SECONDS each, with clang's libFuzzer and sanitizers (Debian: clang, libclang-rt-14-dev). What it keeps lies in
+# $(BUILD)/fuzz/*.corpus; an input that fails is written to $(BUILD)/fuzz/. The suites try a fixed part of this without clang (tests/test_package_fuzz.c).
+FUZZ_SECONDS ?= 60
+FUZZ_CFLAGS := -Wno-c2x-extensions -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
+$(BUILD)/fuzz/%: tests/fuzz/%.c tests/fuzz/driver_stub.h $(RUNTIME_SRC) $(wildcard runtime/*.h include/*.h)
+	@mkdir -p $(@D)
+	@command -v clang >/dev/null || { echo "fuzzing needs clang with libFuzzer (Debian and Ubuntu: clang, libclang-rt-dev)" >&2; exit 1; }
+	@echo "  LD $@"
+	@clang $(CPPFLAGS) $(FUZZ_CFLAGS) -o $@ $< $(filter-out runtime/cuda_api.c,$(RUNTIME_SRC)) -lm
+fuzz-package: $(BUILD)/fuzz/package_fuzz $(BUILD)/fuzz/recipe_fuzz $(BUILD)/tests/make_package
+	@mkdir -p $(BUILD)/fuzz/package.corpus $(BUILD)/fuzz/recipe.corpus
+	@$(BUILD)/tests/make_package $(BUILD)/fuzz/package.corpus/seed $(BUILD)/fuzz/package.corpus/seed-elf $(BUILD)/fuzz/recipe.corpus/seed
+	cd $(BUILD)/fuzz && ./package_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=16384 -print_final_stats=1 package.corpus
+	cd $(BUILD)/fuzz && ./recipe_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=2048 -print_final_stats=1 recipe.corpus
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 

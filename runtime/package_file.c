@@ -163,6 +163,8 @@ static enum mf_status check_cubins(const struct reader *rd, const struct mf_pack
       return refuse(rd, MF_ERR_CORRUPT, "cubin %u: does not fit into its section", i);
     if(!all_zero(rd->bytes + s->offset + end, (size_t)(c->offset - end)))
       return refuse(rd, MF_ERR_CORRUPT, "cubin %u: bytes in the gap before it", i);
+    if(!package_cubin_good(rd->bytes + s->offset + c->offset, c->bytes))
+      return refuse(rd, MF_ERR_CORRUPT, "cubin %u: no whole ELF image", i);
     end = c->offset + c->bytes;
   }
   return end == s->bytes ? MF_OK : refuse(rd, MF_ERR_CORRUPT, "section cubins: bytes after the last one");
@@ -220,14 +222,19 @@ static enum mf_status parse(const struct reader *rd, struct mf_package *pkg)
 
 enum mf_status package_parse(unsigned char *bytes, size_t size, struct mf_package **out, char *why, size_t why_bytes)
 {
-  const struct reader rd = {.bytes = bytes, .size = size, .why = why, .why_bytes = why_bytes};
+  struct reader rd = {.size = size, .why = why, .why_bytes = why_bytes};
   struct mf_package *pkg = calloc(1, sizeof(*pkg));
   enum mf_status rc;
   *out = NULL;
-  if(pkg == NULL) {
+  rd.bytes = size < SIZE_MAX ? realloc(bytes, size + 1) : NULL;
+  if(rd.bytes != NULL)
+    bytes = rd.bytes;
+  if(pkg == NULL || rd.bytes == NULL) {
+    free(pkg);
     free(bytes);
     return refuse(&rd, MF_ERR_NOMEM, "out of memory");
   }
+  bytes[size] = '\0';
   rc = parse(&rd, pkg);
   if(rc != MF_OK) {
     free(pkg);

@@ -8,7 +8,7 @@
 #include "package_format.h"
 
 struct mf_package {
-  unsigned char *bytes; /* the whole file; owned */
+  unsigned char *bytes; /* the whole file and a NUL behind it; owned */
   size_t size;
   const char *manifest, *validation, *provenance; /* NUL-terminated JSON */
   const struct package_entry *entries;
@@ -20,11 +20,13 @@ struct mf_package {
 /* Reads and checks a file. On failure *out is NULL and 'why' (if not NULL) has one line: what was found where.
  * MF_ERR_IO, MF_ERR_NOMEM, MF_ERR_CORRUPT, MF_ERR_NEWER_FORMAT. */
 enum mf_status package_read(const char *path, struct mf_package **out, char *why, size_t why_bytes);
-/* The same for bytes in memory, which it takes over (malloc), also on failure. */
+/* The same for bytes in memory, which it takes over (malloc), also on failure; the block may be moved. */
 enum mf_status package_parse(unsigned char *bytes, size_t size, struct mf_package **out, char *why, size_t why_bytes);
 
 /* Is there a NUL within 'space', and nothing but printable ASCII before it? */
 int package_text_good(const char *text, size_t space);
+/* May these bytes of a cubin be handed to the driver? An ELF image that ends where it says, or a text; see cubin_image.c. */
+int package_cubin_good(const unsigned char *image, uint64_t size);
 const void *package_cubin(const struct mf_package *pkg, uint32_t index);
 /* Copies between the file's and the API's problem. */
 void package_problem_get(const struct package_problem *stored, struct mf_problem *out);
