@@ -6,6 +6,7 @@
 #   make check-threads   the runtime library under ThreadSanitizer
 #   make fuzz-package    hostile packages and recipes with libFuzzer, FUZZ_SECONDS=60 each; needs clang
 #   make lint            cppcheck and clang-tidy; files that have not changed since are not looked at again
+#   make install         PREFIX=/usr/local, DESTDIR= : tool, library, header, moeforge.pc
 #   STATIC=1             links libyaml, SQLite and jansson statically, so that build/moeforge runs elsewhere
 
 BUILD    ?= $(if $(SANITIZE),build-asan,build)
@@ -153,7 +154,7 @@ check-sanitized:
 # A suite prints its result, all that it said if it failed, and its seconds. The longest ones start first.
 LONGEST := $(filter $(KERNEL_TESTS:%=run-%) run-test_tune% run-test_fuzz run-test_cli%,$(TESTS:$(BUILD)/tests/%=run-%))
 RUN := $(LONGEST) $(filter-out $(LONGEST),$(TESTS:$(BUILD)/tests/%=run-%))
-check: $(BUILD)/moeforge $(BUILD)/libmoeforge.so $(BUILD)/tests/libfakecuda.so $(BUILD)/tests/libfakegpu.so $(TESTS)
+check: all $(BUILD)/tests/libfakecuda.so $(BUILD)/tests/libfakegpu.so $(TESTS)
 	@$(MAKE) $(PARALLEL) --keep-going $(RUN)
 	@echo "$(BUILD): all $(words $(TESTS)) suites passed"
 .PHONY: $(RUN)
@@ -181,9 +182,13 @@ $(BUILD)/lint/%.ok: %.c $(LINT_HDR) .clang-tidy
 	@clang-tidy --quiet $< -- $(CPPFLAGS) -std=c11 2>$@.err || { cat $@.err >&2; exit 1; }
 	@rm $@.err; touch $@
 
+# PREFIX is where things will be used, DESTDIR a folder that stands for / while a distribution package is made.
 PREFIX ?= /usr/local
+VERSION = $(shell sed -n 's/^\#define MOEFORGE_VERSION "\(.*\)"/\1/p' tuner/main.c)
 install: all
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/share/moeforge
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/share/moeforge
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' runtime/moeforge.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/moeforge.pc
+	chmod 644 $(DESTDIR)$(PREFIX)/lib/pkgconfig/moeforge.pc
 	install -m 755 $(BUILD)/moeforge $(DESTDIR)$(PREFIX)/bin/
 	install -m 755 $(BUILD)/libmoeforge.so $(DESTDIR)$(PREFIX)/lib/libmoeforge.so.1
 	ln -sf libmoeforge.so.1 $(DESTDIR)$(PREFIX)/lib/libmoeforge.so
