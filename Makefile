@@ -7,7 +7,7 @@
 #   make fuzz-package    hostile packages and recipes with libFuzzer, FUZZ_SECONDS=60 each; needs clang
 #   make lint            cppcheck and clang-tidy; files that have not changed since are not looked at again
 #   make install         PREFIX=/usr/local, DESTDIR= : tool, library, header, moeforge.pc
-#   STATIC=1             links libyaml, SQLite and jansson statically, so that build/moeforge runs elsewhere
+#   STATIC=1             links libyaml, SQLite, jansson and libcrypto statically, so that build/moeforge runs elsewhere
 
 BUILD    ?= $(if $(SANITIZE),build-asan,build)
 CC       ?= cc
@@ -25,9 +25,9 @@ CPPFLAGS += -D_GNU_SOURCE -Iinclude -iquote runtime -iquote tuner -iquote templa
 CFLAGS   += -std=c11 $(OPT) $(WARN) -ffp-contract=off -fvisibility=hidden -fPIC
 LDFLAGS  += $(if $(SANITIZE),-fsanitize=address -fsanitize=undefined)
 ifdef STATIC
-LIBS     := -Wl,-Bstatic -lyaml -lsqlite3 -ljansson -Wl,-Bdynamic -lpthread -ldl -lm
+LIBS     := -Wl,-Bstatic -lyaml -lsqlite3 -ljansson -lcrypto -Wl,-Bdynamic -lpthread -ldl -lm
 else
-LIBS     := -lyaml -lsqlite3 -ljansson -lpthread -ldl -lm
+LIBS     := -lyaml -lsqlite3 -ljansson -lcrypto -lpthread -ldl -lm
 endif
 # reference.c uses OpenMP; the tool runs without it, only slower.
 OPENMP   ?= -fopenmp

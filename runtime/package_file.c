@@ -279,19 +279,27 @@ static enum mf_status read_open_file(const struct reader *rd, int fd, unsigned c
   return refuse(rd, MF_ERR_IO, "cannot read it to its end");
 }
 
-enum mf_status package_read(const char *path, struct mf_package **out, char *why, size_t why_bytes)
+enum mf_status package_read_bytes(const char *path, unsigned char **bytes, size_t *size, char *why, size_t why_bytes)
 {
   const struct reader rd = {.why = why, .why_bytes = why_bytes};
   const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe is refused, not waited for */
-  unsigned char *bytes = NULL;
-  size_t size = 0;
   enum mf_status rc;
-  *out = NULL;
+  *bytes = NULL;
+  *size = 0;
   if(fd < 0)
     return refuse(&rd, MF_ERR_IO, "cannot open it: %s", strerror(errno));
-  rc = read_open_file(&rd, fd, &bytes, &size);
+  rc = read_open_file(&rd, fd, bytes, size);
   close(fd);
-  return bytes != NULL ? package_parse(bytes, size, out, why, why_bytes) : rc;
+  return rc;
+}
+
+enum mf_status package_read(const char *path, struct mf_package **out, char *why, size_t why_bytes)
+{
+  unsigned char *bytes;
+  size_t size;
+  const enum mf_status rc = package_read_bytes(path, &bytes, &size, why, why_bytes);
+  *out = NULL;
+  return rc == MF_OK ? package_parse(bytes, size, out, why, why_bytes) : rc;
 }
 
 const void *package_cubin(const struct mf_package *pkg, uint32_t index)

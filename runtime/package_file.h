@@ -20,7 +20,9 @@ struct mf_package {
 /* Reads and checks a file. On failure *out is NULL and 'why' (if not NULL) has one line: what was found where.
  * MF_ERR_IO, MF_ERR_NOMEM, MF_ERR_CORRUPT, MF_ERR_NEWER_FORMAT. */
 enum mf_status package_read(const char *path, struct mf_package **out, char *why, size_t why_bytes);
-/* The same for bytes in memory, which it takes over (malloc), also on failure; the block may be moved. */
+/* The file's bytes alone (malloc), not looked at: for package_parse(). *bytes is NULL on failure. */
+enum mf_status package_read_bytes(const char *path, unsigned char **bytes, size_t *size, char *why, size_t why_bytes);
+/* What package_read() does, for bytes in memory, which it takes over (malloc), also on failure; the block may be moved. */
 enum mf_status package_parse(unsigned char *bytes, size_t size, struct mf_package **out, char *why, size_t why_bytes);
 
 /* Is there a NUL within 'space', and nothing but printable ASCII before it? */
