@@ -11,6 +11,7 @@ struct mf_package {
   unsigned char *bytes; /* the whole file and a NUL behind it; owned */
   size_t size;
   const char *manifest, *validation, *provenance; /* NUL-terminated JSON */
+  const char *qualification;                      /* the same; NULL if the file has none */
   const struct package_entry *entries;
   const struct mf_recipe *recipes;
   const struct package_cubin *cubins; /* offsets from the start of this array */

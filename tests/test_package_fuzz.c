@@ -2,6 +2,7 @@
  * tried here for seconds, and the entry points themselves cannot rot. */
 #include "fuzz/small_elf.h"
 #include "package_fixture.h"
+#include "package_rewrite.h"
 
 #include <check.h>
 #include <stddef.h>
@@ -94,6 +95,12 @@ static void package_seed(struct input *out, bool elf)
   }
   ck_assert_msg(package_build(set.items, set.count, false, &bytes, &out->size, &err) == MF_OK, "%s", err.text);
   ck_assert_uint_le(out->size, MOST_BYTES);
+  if(elf) { /* and the newer version */
+    unsigned char *qualified;
+    ck_assert_msg(package_with_qualification(bytes, "{\"qualified\": false}", &qualified, &out->size, &err) == MF_OK, "%s", err.text);
+    free(bytes);
+    bytes = qualified;
+  }
   memcpy(out->bytes, bytes, out->size);
   free(bytes);
 }

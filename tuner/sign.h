@@ -9,7 +9,8 @@
 
 #define SIGNATURE_BYTES 64
 
-/* Signs 'size' bytes with the private key in file 'key'. MF_ERR_IO: no readable key file; MF_ERR_USAGE: it holds no Ed25519 private key, or an encrypted one. */
+/* Signs 'size' bytes with the private key in file 'key'. MF_ERR_IO: no readable key file; MF_ERR_USAGE: no Ed25519 private
+ * key in it, or an encrypted one. */
 enum mf_status sign_bytes(const unsigned char *bytes, size_t size, const char *key, unsigned char out[SIGNATURE_BYTES], struct error *err);
 /* Checks the signature in file 'signature' with the public key in file 'key'. MF_ERR_CORRUPT: it does not match; MF_ERR_IO, MF_ERR_USAGE as above. */
 enum mf_status sign_check(const unsigned char *bytes, size_t size, const char *signature, const char *key, struct error *err);

@@ -40,6 +40,8 @@ struct report {
   struct row *rows;
   size_t count;
   bool is_signed; /* and the signature matches */
+  const char *qualification; /* what the package's record says, for people */
+  bool is_qualified;
 };
 
 static const char *state_name(enum row_state state)
@@ -203,7 +205,7 @@ static json_t *json_number(int cases, double value)
 
 static void print_table(const struct report *rep, const char *path)
 {
-  printf("%s: %zu entries, hashes and structure sound%s\n", path, rep->count, rep->is_signed ? ", signature good" : "");
+  printf("%s: %zu entries, hashes and structure sound%s, %s\n", path, rep->count, rep->is_signed ? ", signature good" : "", rep->qualification);
   printf("%-24s %-20s %-7s %5s %10s %10s %10s  %s\n", "shape", "device", "tokens", "cases", "token", "8 rows", "end ratio", "result");
   for(size_t i = 0; i < rep->count; i++) {
     const struct row *r = &rep->rows[i];
@@ -233,7 +235,8 @@ static enum mf_status print_json(const struct report *rep, const char *path, str
   char *text;
   for(size_t i = 0; i < rep->count; i++)
     json_array_append_new(list, row_json(&rep->rows[i]));
-  top = json_pack("{s:s, s:b, s:b, s:o}", "package", path, "sound", 1, "signed", (int)rep->is_signed, "entries", list);
+  top = json_pack("{s:s, s:b, s:b, s:b, s:s, s:o}", "package", path, "sound", 1, "signed", (int)rep->is_signed, "qualified", (int)rep->is_qualified,
+                  "qualification", rep->qualification, "entries", list);
   text = top != NULL ? json_dumps(top, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) : NULL;
   json_decref(top);
   if(text == NULL)
@@ -312,6 +315,18 @@ static enum mf_status collect_rows(const struct mf_package *pkg, struct report *
   return MF_OK;
 }
 
+/* Qualified: there is a record, it says so, and it speaks of every token count that the package serves. */
+static void read_qualification(const struct mf_package *pkg, struct report *rep)
+{
+  json_t *top = pkg->qualification != NULL ? json_loads(pkg->qualification, 0, NULL) : NULL;
+  json_int_t points = 0;
+  for(size_t i = 0; i < rep->count; i++)
+    points += rep->rows[i].entry.tokens_max - rep->rows[i].entry.tokens_min + 1;
+  rep->is_qualified = json_is_true(json_object_get(top, "qualified")) && json_integer_value(json_object_get(top, "kept")) == points;
+  rep->qualification = pkg->qualification == NULL ? "never qualified" : rep->is_qualified ? "qualified" : "not qualified";
+  json_decref(top);
+}
+
 /* The GPU that --device names; NO_GPU for "none". */
 static enum mf_status read_device(const struct options *opt, int *ordinal, struct error *err)
 {
@@ -348,6 +363,7 @@ enum mf_status verify_command(const struct options *opt, const char *package_pat
     rc = collect_rows(pkg, &rep, err);
   if(rc != MF_OK)
     goto out;
+  read_qualification(pkg, &rep);
   gpu_rc = open_gpu(opt, ordinal, &gpu, &no_gpu);
   if(gpu_rc == MF_OK)
     gpu_rc = run_all(&gpu, pkg, &rep);

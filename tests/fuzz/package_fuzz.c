@@ -24,20 +24,24 @@ static void reseal(unsigned char *bytes, size_t size)
 {
   struct package_header head;
   struct package_section row;
-  if(size < sizeof(head) + PACKAGE_SECTIONS * sizeof(row))
+  size_t sections;
+  if(size < sizeof(head))
     return;
-  for(size_t i = 0; i < PACKAGE_SECTIONS; i++) {
+  memcpy(&head, bytes, sizeof(head));
+  sections = package_sections(head.version);
+  if(size < sizeof(head) + sections * sizeof(row))
+    return;
+  for(size_t i = 0; i < sections; i++) {
     unsigned char *at = bytes + sizeof(head) + i * sizeof(row);
     memcpy(&row, at, sizeof(row));
     if(row.offset <= size && row.bytes <= size - row.offset)
       fuzz_hash(bytes + row.offset, (size_t)row.bytes, row.hash);
     memcpy(at, &row, sizeof(row));
   }
-  memcpy(&head, bytes, sizeof(head));
   head.file_bytes = size;
   memset(head.hash, 0, sizeof(head.hash));
   memcpy(bytes, &head, sizeof(head));
-  fuzz_hash(bytes, sizeof(head) + PACKAGE_SECTIONS * sizeof(row), head.hash);
+  fuzz_hash(bytes, sizeof(head) + sections * sizeof(row), head.hash);
   memcpy(bytes, &head, sizeof(head));
 }
 
@@ -78,6 +82,8 @@ static void use_package(struct mf_package *pkg)
   memset(&entry, 0, sizeof(entry));
   entry.struct_size = sizeof(entry);
   stub_read(mf_package_manifest(pkg), strlen(mf_package_manifest(pkg)));
+  if(pkg->qualification != NULL)
+    stub_read(pkg->qualification, strlen(pkg->qualification));
   for(size_t i = 0; i < 32 && mf_package_entry_at(pkg, i, &entry) == MF_OK; i++) {
     struct mf_op *op = (void *)1;
     stub_read(entry.shape_name, strlen(entry.shape_name));
