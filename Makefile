@@ -3,8 +3,11 @@
 #   make tune            tunes SPEC (a small one without a GPU) and shows the winners
 #   make test            builds, analyses and tests everything that needs no GPU
 #   make check           the test suites only        SANITIZE=1: with ASan and UBSan, in build-asan/
+#   make check-threads   the runtime library under ThreadSanitizer
+#   make fuzz-package    hostile packages and recipes with libFuzzer, FUZZ_SECONDS=60 each; needs clang
 #   make lint            cppcheck and clang-tidy; files that have not changed since are not looked at again
-#   STATIC=1             links libyaml, SQLite and jansson statically, so that build/moeforge runs elsewhere
+#   make install         PREFIX=/usr/local, DESTDIR= : tool, library, header, moeforge.pc
+#   STATIC=1             links libyaml, SQLite, jansson and libcrypto statically, so that build/moeforge runs elsewhere
 
 BUILD    ?= $(if $(SANITIZE),build-asan,build)
 CC       ?= cc
@@ -22,9 +25,9 @@ CPPFLAGS += -D_GNU_SOURCE -Iinclude -iquote runtime -iquote tuner -iquote templa
 CFLAGS   += -std=c11 $(OPT) $(WARN) -ffp-contract=off -fvisibility=hidden -fPIC
 LDFLAGS  += $(if $(SANITIZE),-fsanitize=address -fsanitize=undefined)
 ifdef STATIC
-LIBS     := -Wl,-Bstatic -lyaml -lsqlite3 -ljansson -Wl,-Bdynamic -lpthread -ldl -lm
+LIBS     := -Wl,-Bstatic -lyaml -lsqlite3 -ljansson -lcrypto -Wl,-Bdynamic -lpthread -ldl -lm
 else
-LIBS     := -lyaml -lsqlite3 -ljansson -lpthread -ldl -lm
+LIBS     := -lyaml -lsqlite3 -ljansson -lcrypto -lpthread -ldl -lm
 endif
 # reference.c uses OpenMP; the tool runs without it, only slower.
 OPENMP   ?= -fopenmp
@@ -47,8 +50,8 @@ EMU_DEPS    := $(BUILD)/libemu.a emu/exports.txt
 
 # Object files of tests are kept.
 .SECONDARY:
-.PHONY: all tune test everything check check-sanitized lint clean install bootstrap
-all: $(BUILD)/moeforge $(BUILD)/libmoeforge.so
+.PHONY: all tune test everything check check-sanitized check-threads forward-cost fuzz-package lint clean install bootstrap
+all: $(BUILD)/moeforge $(BUILD)/libmoeforge.so $(BUILD)/bench/forward_cost
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
@@ -75,6 +78,13 @@ $(BUILD)/moeforge: $(BUILD)/tuner/main.o $(BUILD)/libtuner.a $(BUILD)/libmoeforg
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(BUILD)/libtuner.a $(BUILD)/libmoeforge.a $(EMU_DEPS)
 	@echo "  LD $@"
 	@$(CC) $(LDFLAGS) -o $@ $(filter-out $(EMU_DEPS),$^) $(EMU_LINK) $(OPENMP_LINK) $(LIBS) -lcheck -lsubunit -lrt -lm
+# What a forward call costs the host: `make forward-cost` measures it on the scripted driver, whose launches do nothing; on a GPU run it with a package of yours.
+$(BUILD)/bench/%: $(BUILD)/bench/%.o $(BUILD)/libmoeforge.a
+	@echo "  LD $@"
+	@$(CC) $(LDFLAGS) -o $@ $^ -ldl -lpthread -lm
+forward-cost: $(BUILD)/bench/forward_cost $(BUILD)/tests/make_package $(BUILD)/tests/libfakecuda.so
+	@$(BUILD)/tests/make_package $(BUILD)/bench/fixture.moeforge
+	@MOEFORGE_LIBCUDA=$(BUILD)/tests/libfakecuda.so FAKECUDA=light $(BUILD)/bench/forward_cost $(BUILD)/bench/fixture.moeforge
 # Scripted stand-in for the CUDA driver.
 $(BUILD)/tests/libfakecuda.so: tests/fake_libcuda.c $(wildcard tests/fake_libcuda*.h) runtime/cuda_api.h
 	@mkdir -p $(@D)
@@ -85,6 +95,36 @@ $(BUILD)/tests/libfakegpu.so: tests/fake_gpu.c tests/fake_libcuda.c $(wildcard t
 	@mkdir -p $(@D)
 	@echo "  CC $@"
 	@$(CC) $(CPPFLAGS) -std=c11 -O2 -g -fPIC -shared $(WARN) $(OPENMP) -o $@ tests/fake_gpu.c tests/fake_libcuda.c $(BUILD)/libtuner.a $(BUILD)/libmoeforge.a -lm -lpthread
+
+# The runtime library with ThreadSanitizer, and eight threads that use it on the scripted driver.
+TSAN     := $(BUILD)/tsan
+TSAN_RUN := setarch $(shell uname -m) -R
+$(TSAN)/%.o: %.c
+	@mkdir -p $(@D)
+	@echo "  CC $< (threads)"
+	@$(CC) $(CPPFLAGS) -std=c11 -O1 -g -fsanitize=thread $(WARN) -MMD -MP -c $< -o $@
+$(TSAN)/threads: $(TSAN)/tests/threads.o $(RUNTIME_SRC:%.c=$(TSAN)/%.o)
+	@echo "  LD $@"
+	@$(CC) -fsanitize=thread -o $@ $^ -ldl -lpthread -lm
+# Without randomised addresses, where that can be had: the sanitizer's runtime does not know the mappings of every kernel.
+check-threads: $(TSAN)/threads $(BUILD)/tests/make_package $(BUILD)/tests/libfakecuda.so
+	@$(BUILD)/tests/make_package $(TSAN)/threads.moeforge
+	@run=; $(TSAN_RUN) true 2>/dev/null && run='$(TSAN_RUN)'; FAKECUDA_LIBRARY=$(CURDIR)/$(BUILD)/tests/libfakecuda.so TSAN_OPTIONS=halt_on_error=0:exitcode=66 $$run $(TSAN)/threads $(TSAN)/threads.moeforge
+
+# Hostile packages and recipes, for FUZZ_SECONDS each, with clang's libFuzzer and sanitizers (Debian: clang, libclang-rt-14-dev). What it keeps lies in
+# $(BUILD)/fuzz/*.corpus; an input that fails is written to $(BUILD)/fuzz/. The suites try a fixed part of this without clang (tests/test_package_fuzz.c).
+FUZZ_SECONDS ?= 60
+FUZZ_CFLAGS := -Wno-c2x-extensions -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
+$(BUILD)/fuzz/%: tests/fuzz/%.c tests/fuzz/driver_stub.h $(RUNTIME_SRC) $(wildcard runtime/*.h include/*.h)
+	@mkdir -p $(@D)
+	@command -v clang >/dev/null || { echo "fuzzing needs clang with libFuzzer (Debian and Ubuntu: clang, libclang-rt-dev)" >&2; exit 1; }
+	@echo "  LD $@"
+	@clang $(CPPFLAGS) $(FUZZ_CFLAGS) -o $@ $< $(filter-out runtime/cuda_api.c,$(RUNTIME_SRC)) -lm
+fuzz-package: $(BUILD)/fuzz/package_fuzz $(BUILD)/fuzz/recipe_fuzz $(BUILD)/tests/make_package
+	@mkdir -p $(BUILD)/fuzz/package.corpus $(BUILD)/fuzz/recipe.corpus
+	@$(BUILD)/tests/make_package $(BUILD)/fuzz/package.corpus/seed $(BUILD)/fuzz/package.corpus/seed-elf $(BUILD)/fuzz/recipe.corpus/seed
+	cd $(BUILD)/fuzz && ./package_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=16384 -print_final_stats=1 package.corpus
+	cd $(BUILD)/fuzz && ./recipe_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=2048 -print_final_stats=1 recipe.corpus
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
@@ -107,14 +147,14 @@ test:
 	@scripts/bootstrap.sh test
 	@$(MAKE) $(PARALLEL) --keep-going everything
 	@echo "all tests passed"
-everything: all check check-sanitized lint
+everything: all check check-sanitized check-threads lint
 check-sanitized:
 	@$(MAKE) SANITIZE=1 BUILD=$(BUILD)-asan check
 
 # A suite prints its result, all that it said if it failed, and its seconds. The longest ones start first.
 LONGEST := $(filter $(KERNEL_TESTS:%=run-%) run-test_tune% run-test_fuzz run-test_cli%,$(TESTS:$(BUILD)/tests/%=run-%))
 RUN := $(LONGEST) $(filter-out $(LONGEST),$(TESTS:$(BUILD)/tests/%=run-%))
-check: $(BUILD)/moeforge $(BUILD)/libmoeforge.so $(BUILD)/tests/libfakecuda.so $(BUILD)/tests/libfakegpu.so $(TESTS)
+check: all $(BUILD)/tests/libfakecuda.so $(BUILD)/tests/libfakegpu.so $(TESTS)
 	@$(MAKE) $(PARALLEL) --keep-going $(RUN)
 	@echo "$(BUILD): all $(words $(TESTS)) suites passed"
 .PHONY: $(RUN)
@@ -142,9 +182,13 @@ $(BUILD)/lint/%.ok: %.c $(LINT_HDR) .clang-tidy
 	@clang-tidy --quiet $< -- $(CPPFLAGS) -std=c11 2>$@.err || { cat $@.err >&2; exit 1; }
 	@rm $@.err; touch $@
 
+# PREFIX is where things will be used, DESTDIR a folder that stands for / while a distribution package is made.
 PREFIX ?= /usr/local
+VERSION = $(shell sed -n 's/^\#define MOEFORGE_VERSION "\(.*\)"/\1/p' tuner/main.c)
 install: all
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/share/moeforge
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/share/moeforge
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' runtime/moeforge.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/moeforge.pc
+	chmod 644 $(DESTDIR)$(PREFIX)/lib/pkgconfig/moeforge.pc
 	install -m 755 $(BUILD)/moeforge $(DESTDIR)$(PREFIX)/bin/
 	install -m 755 $(BUILD)/libmoeforge.so $(DESTDIR)$(PREFIX)/lib/libmoeforge.so.1
 	ln -sf libmoeforge.so.1 $(DESTDIR)$(PREFIX)/lib/libmoeforge.so

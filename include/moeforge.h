@@ -11,6 +11,10 @@
  * Threads: different objects may be used from different threads at once. One layer may be launched from several threads as long
  * as each concurrent stream has a workspace of its own.
  *
+ * Versions: structs grow at their end only, and 0 is the neutral value of every member. struct_size says how long the caller's is: a shorter one of an
+ * older header is served as if its missing members were 0; a longer one of a newer header is served if what this library does not know is 0, and is
+ * MF_ERR_USAGE otherwise.
+ *
  * Errors: every call returns an enum mf_status. On failure nothing is created and *out is set to NULL. The MF_MISS_ values say
  * that the package does not serve this request: fall back to your own kernel. */
 #ifndef MOEFORGE_H

@@ -3,6 +3,7 @@
  * A forward call touches nothing but its stack and the immutable layer, so that any number of threads may call it at once. */
 #include "op.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 
 struct mf_layer {
@@ -13,11 +14,12 @@ struct mf_layer {
 enum mf_status mf_layer_bind(struct mf_op *op, const struct mf_weights *weights, struct mf_layer **out)
 {
   struct mf_layer *layer;
+  struct mf_weights own;
   enum mf_status rc = MF_OK;
   if(out == NULL)
     return MF_ERR_USAGE;
   *out = NULL;
-  if(op == NULL || weights == NULL || !struct_is_usable(weights, weights->struct_size, sizeof(*weights)))
+  if(op == NULL || weights == NULL || !struct_take(&own, sizeof(own), STRUCT_FIRST_SIZE(struct mf_weights, reserved_f), weights, weights->struct_size))
     return MF_ERR_USAGE;
   layer = calloc(1, sizeof(*layer));
   if(layer == NULL)
@@ -27,7 +29,7 @@ enum mf_status mf_layer_bind(struct mf_op *op, const struct mf_weights *weights,
   if(layer->blocks == NULL)
     rc = MF_ERR_NOMEM;
   for(uint32_t i = 0; rc == MF_OK && i < op->nkernels; i++)
-    rc = recipe_bind(&op->api, op->kernels[i].recipe, &op->problem, weights, &layer->blocks[i]);
+    rc = recipe_bind(&op->api, op->kernels[i].recipe, &op->problem, &own, &layer->blocks[i]);
   if(rc == MF_OK)
     *out = layer;
   else
@@ -40,18 +42,17 @@ enum mf_status mf_moe_forward(const struct mf_layer *layer, const struct mf_call
   const struct op_kernel *kernel;
   struct mf_call own;
   uint16_t index;
-  if(layer == NULL || call == NULL || !struct_is_usable(call, call->struct_size, sizeof(*call)) || call->tokens < 0)
+  if(layer == NULL || call == NULL || !struct_take(&own, sizeof(own), STRUCT_FIRST_SIZE(struct mf_call, out_stride), call, call->struct_size) || own.tokens < 0)
     return MF_ERR_USAGE;
-  if(call->tokens == 0)
+  if(own.tokens == 0)
     return MF_OK;
-  if(call->tokens > layer->op->max_tokens)
+  if(own.tokens > layer->op->max_tokens)
     return MF_MISS_TOKENS;
-  if(call->workspace == NULL)
+  if(own.workspace == NULL)
     return MF_ERR_USAGE;
-  index = layer->op->kernel_of[call->tokens];
+  index = layer->op->kernel_of[own.tokens];
   kernel = &layer->op->kernels[index];
-  own = *call;
-  own.workspace = (unsigned char *)call->workspace + kernel->workspace_offset;
+  own.workspace = (unsigned char *)own.workspace + kernel->workspace_offset;
   return recipe_launch(&layer->op->api, kernel->recipe, kernel->function, &layer->blocks[index], &layer->op->problem, &own, stream, NULL);
 }
 

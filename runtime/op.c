@@ -14,6 +14,7 @@
  * with changing token counts needs no clearing. It costs the sum of the parts: a few hundred kilobytes. */
 #include "op.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -219,15 +220,17 @@ static enum mf_status op_build(struct mf_op *op, const struct package_problem *p
 enum mf_status mf_op_create(struct mf_package *pkg, const struct mf_problem *problem, int device, int max_tokens, struct mf_op **out)
 {
   struct package_problem wanted;
+  struct mf_problem own;
   struct mf_op *op;
   enum mf_status rc;
   size_t slots;
   if(out == NULL)
     return MF_ERR_USAGE;
   *out = NULL;
-  if(pkg == NULL || problem == NULL || max_tokens < 1 || !struct_is_usable(problem, problem->struct_size, sizeof(*problem)))
+  if(pkg == NULL || problem == NULL || max_tokens < 1 ||
+     !struct_take(&own, sizeof(own), STRUCT_FIRST_SIZE(struct mf_problem, swiglu_alpha), problem, problem->struct_size))
     return MF_ERR_USAGE;
-  package_problem_set(problem, &wanted);
+  package_problem_set(&own, &wanted);
   if(!has_shape(pkg, &wanted))
     return MF_MISS_SHAPE;
   slots = max_tokens < OP_MAX_TOKENS ? (size_t)max_tokens : OP_MAX_TOKENS;

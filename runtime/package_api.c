@@ -1,17 +1,21 @@
 /* package_api.c - the public calls on packages, and the conversions between the file's records and the API's structs. */
 #include "package_file.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-int struct_is_usable(const void *object, uint32_t struct_size, size_t known_size)
+int struct_take(void *own, size_t own_size, size_t first_size, const void *given, uint32_t given_size)
 {
-  const unsigned char *bytes = object;
-  if(struct_size < known_size)
+  const unsigned char *bytes = given;
+  if(given_size < first_size)
     return 0;
-  for(size_t i = known_size; i < struct_size; i++)
+  for(size_t i = own_size; i < given_size; i++)
     if(bytes[i] != 0)
       return 0;
+  if(given_size < own_size)
+    memset((unsigned char *)own + given_size, 0, own_size - given_size);
+  memcpy(own, given, given_size < own_size ? given_size : own_size);
   return 1;
 }
 
@@ -67,25 +71,28 @@ enum mf_status mf_package_open(const char *path, struct mf_package **out)
 enum mf_status mf_package_entry_at(const struct mf_package *pkg, size_t index, struct mf_package_entry *out)
 {
   const struct package_entry *e;
+  struct mf_package_entry own = {0};
   uint32_t struct_size;
-  if(pkg == NULL || out == NULL || out->struct_size < sizeof(*out))
+  if(pkg == NULL || out == NULL || out->struct_size < STRUCT_FIRST_SIZE(struct mf_package_entry, floor_us))
     return MF_ERR_USAGE;
   if(index >= pkg->nentries)
     return MF_ERR_NOT_FOUND;
   e = &pkg->entries[index];
   struct_size = out->struct_size;
-  memset(out, 0, struct_size);
-  out->struct_size = struct_size;
-  out->tokens_min = e->tokens_min;
-  out->tokens_max = e->tokens_max;
-  out->min_driver = e->min_driver;
-  out->shape_name = e->shape_name;
-  out->device_name = e->device_name;
-  out->schedule = e->schedule;
-  package_problem_get(&e->problem, &out->problem);
-  out->routed_scaling = e->routed_scaling;
-  out->us = e->us;
-  out->floor_us = e->floor_us;
+  own.struct_size = struct_size;
+  own.tokens_min = e->tokens_min;
+  own.tokens_max = e->tokens_max;
+  own.min_driver = e->min_driver;
+  own.shape_name = e->shape_name;
+  own.device_name = e->device_name;
+  own.schedule = e->schedule;
+  package_problem_get(&e->problem, &own.problem);
+  own.routed_scaling = e->routed_scaling;
+  own.us = e->us;
+  own.floor_us = e->floor_us;
+  if(struct_size > sizeof(own)) /* a newer caller's: what this version does not know is zero */
+    memset((unsigned char *)out + sizeof(own), 0, struct_size - sizeof(own));
+  memcpy(out, &own, struct_size < sizeof(own) ? struct_size : sizeof(own));
   return MF_OK;
 }
 

@@ -39,7 +39,7 @@ static enum mf_status refuse(const struct reader *rd, enum mf_status status, con
 static const struct section_rule {
   uint32_t kind, record_bytes;
   const char *name;
-} section_rules[PACKAGE_SECTIONS] = {
+} section_rules[PACKAGE_MAX_SECTIONS] = {
 #define SECTION_RULE(name, number, text, record) {number, record, text},
     PACKAGE_SECTION_TABLE(SECTION_RULE)
 #undef SECTION_RULE
@@ -65,19 +65,21 @@ int package_text_good(const char *text, size_t space)
 }
 
 /* ---- header and sections ---- */
-static enum mf_status check_header(const struct reader *rd)
+static enum mf_status check_header(const struct reader *rd, uint32_t *nsections)
 {
-  const size_t covered = sizeof(struct package_header) + PACKAGE_SECTIONS * sizeof(struct package_section);
   struct package_header head;
+  size_t covered;
   struct sha256 ctx;
   unsigned char expected[PACKAGE_HASH_BYTES], digest[PACKAGE_HASH_BYTES];
   if(rd->size < sizeof(head) || memcmp(rd->bytes, PACKAGE_MAGIC, 8) != 0)
     return refuse(rd, MF_ERR_CORRUPT, "not a moeforge package (no magic \"%s\" at its start)", PACKAGE_MAGIC);
   memcpy(&head, rd->bytes, sizeof(head));
-  if(head.version > PACKAGE_VERSION)
+  if(head.version > PACKAGE_VERSION_QUALIFIED)
     return refuse(rd, MF_ERR_NEWER_FORMAT, "format version %u, this library reads up to %u: update it, or export again with the older tool", head.version,
-                  PACKAGE_VERSION);
-  if(head.version == 0 || head.sections != PACKAGE_SECTIONS || rd->size < covered)
+                  PACKAGE_VERSION_QUALIFIED);
+  *nsections = package_sections(head.version);
+  covered = sizeof(struct package_header) + *nsections * sizeof(struct package_section);
+  if(head.version == 0 || head.sections != *nsections || rd->size < covered)
     return refuse(rd, MF_ERR_CORRUPT, "damaged header");
   if(head.file_bytes != rd->size)
     return refuse(rd, MF_ERR_CORRUPT, "the file has %zu bytes, its header says %llu: truncated or appended to", rd->size,
@@ -113,12 +115,12 @@ static enum mf_status check_section(const struct reader *rd, const struct sectio
   return MF_OK;
 }
 
-static enum mf_status check_sections(const struct reader *rd, struct package_section table[PACKAGE_SECTIONS])
+static enum mf_status check_sections(const struct reader *rd, struct package_section *table, uint32_t nsections)
 {
-  uint64_t end = sizeof(struct package_header) + PACKAGE_SECTIONS * sizeof(struct package_section);
+  uint64_t end = sizeof(struct package_header) + nsections * sizeof(struct package_section);
   enum mf_status rc = MF_OK;
-  memcpy(table, rd->bytes + sizeof(struct package_header), PACKAGE_SECTIONS * sizeof(*table));
-  for(uint32_t i = 0; rc == MF_OK && i < PACKAGE_SECTIONS; i++)
+  memcpy(table, rd->bytes + sizeof(struct package_header), nsections * sizeof(*table));
+  for(uint32_t i = 0; rc == MF_OK && i < nsections; i++)
     rc = check_section(rd, &section_rules[i], &table[i], &end);
   if(rc == MF_OK && end != rd->size)
     rc = refuse(rd, MF_ERR_CORRUPT, "%llu bytes after the last section", (unsigned long long)(rd->size - end));
@@ -163,6 +165,8 @@ static enum mf_status check_cubins(const struct reader *rd, const struct mf_pack
       return refuse(rd, MF_ERR_CORRUPT, "cubin %u: does not fit into its section", i);
     if(!all_zero(rd->bytes + s->offset + end, (size_t)(c->offset - end)))
       return refuse(rd, MF_ERR_CORRUPT, "cubin %u: bytes in the gap before it", i);
+    if(!package_cubin_good(rd->bytes + s->offset + c->offset, c->bytes))
+      return refuse(rd, MF_ERR_CORRUPT, "cubin %u: no whole ELF image", i);
     end = c->offset + c->bytes;
   }
   return end == s->bytes ? MF_OK : refuse(rd, MF_ERR_CORRUPT, "section cubins: bytes after the last one");
@@ -177,7 +181,7 @@ static enum mf_status check_json(const struct reader *rd, const struct section_r
   return MF_OK;
 }
 
-static enum mf_status check_records(const struct reader *rd, const struct mf_package *pkg, const struct package_section table[PACKAGE_SECTIONS])
+static enum mf_status check_records(const struct reader *rd, const struct mf_package *pkg, const struct package_section *table)
 {
   const struct package_section *entries = &table[PACKAGE_ENTRIES - 1], *recipes = &table[PACKAGE_RECIPES - 1];
   enum mf_status rc = MF_OK;
@@ -197,13 +201,14 @@ static enum mf_status check_records(const struct reader *rd, const struct mf_pac
 /* ---- the whole ---- */
 static enum mf_status parse(const struct reader *rd, struct mf_package *pkg)
 {
-  const char **const json[PACKAGE_SECTIONS] = {[PACKAGE_MANIFEST - 1] = &pkg->manifest, [PACKAGE_VALIDATION - 1] = &pkg->validation,
-                                               [PACKAGE_PROVENANCE - 1] = &pkg->provenance};
-  struct package_section table[PACKAGE_SECTIONS];
-  enum mf_status rc = check_header(rd);
+  const char **const json[PACKAGE_MAX_SECTIONS] = {[PACKAGE_MANIFEST - 1] = &pkg->manifest, [PACKAGE_VALIDATION - 1] = &pkg->validation,
+                                                   [PACKAGE_PROVENANCE - 1] = &pkg->provenance, [PACKAGE_QUALIFICATION - 1] = &pkg->qualification};
+  struct package_section table[PACKAGE_MAX_SECTIONS];
+  uint32_t nsections = 0;
+  enum mf_status rc = check_header(rd, &nsections);
   if(rc == MF_OK)
-    rc = check_sections(rd, table);
-  for(uint32_t i = 0; rc == MF_OK && i < PACKAGE_SECTIONS; i++)
+    rc = check_sections(rd, table, nsections);
+  for(uint32_t i = 0; rc == MF_OK && i < nsections; i++)
     if(json[i] != NULL)
       rc = check_json(rd, &section_rules[i], &table[i], json[i]);
   if(rc != MF_OK)
@@ -220,14 +225,19 @@ static enum mf_status parse(const struct reader *rd, struct mf_package *pkg)
 
 enum mf_status package_parse(unsigned char *bytes, size_t size, struct mf_package **out, char *why, size_t why_bytes)
 {
-  const struct reader rd = {.bytes = bytes, .size = size, .why = why, .why_bytes = why_bytes};
+  struct reader rd = {.size = size, .why = why, .why_bytes = why_bytes};
   struct mf_package *pkg = calloc(1, sizeof(*pkg));
   enum mf_status rc;
   *out = NULL;
-  if(pkg == NULL) {
+  rd.bytes = size < SIZE_MAX ? realloc(bytes, size + 1) : NULL;
+  if(rd.bytes != NULL)
+    bytes = rd.bytes;
+  if(pkg == NULL || rd.bytes == NULL) {
+    free(pkg);
     free(bytes);
     return refuse(&rd, MF_ERR_NOMEM, "out of memory");
   }
+  bytes[size] = '\0';
   rc = parse(&rd, pkg);
   if(rc != MF_OK) {
     free(pkg);
@@ -272,19 +282,27 @@ static enum mf_status read_open_file(const struct reader *rd, int fd, unsigned c
   return refuse(rd, MF_ERR_IO, "cannot read it to its end");
 }
 
-enum mf_status package_read(const char *path, struct mf_package **out, char *why, size_t why_bytes)
+enum mf_status package_read_bytes(const char *path, unsigned char **bytes, size_t *size, char *why, size_t why_bytes)
 {
   const struct reader rd = {.why = why, .why_bytes = why_bytes};
   const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe is refused, not waited for */
-  unsigned char *bytes = NULL;
-  size_t size = 0;
   enum mf_status rc;
-  *out = NULL;
+  *bytes = NULL;
+  *size = 0;
   if(fd < 0)
     return refuse(&rd, MF_ERR_IO, "cannot open it: %s", strerror(errno));
-  rc = read_open_file(&rd, fd, &bytes, &size);
+  rc = read_open_file(&rd, fd, bytes, size);
   close(fd);
-  return bytes != NULL ? package_parse(bytes, size, out, why, why_bytes) : rc;
+  return rc;
+}
+
+enum mf_status package_read(const char *path, struct mf_package **out, char *why, size_t why_bytes)
+{
+  unsigned char *bytes;
+  size_t size;
+  const enum mf_status rc = package_read_bytes(path, &bytes, &size, why, why_bytes);
+  *out = NULL;
+  return rc == MF_OK ? package_parse(bytes, size, out, why, why_bytes) : rc;
 }
 
 const void *package_cubin(const struct mf_package *pkg, uint32_t index)

@@ -8,9 +8,10 @@
 #include "package_format.h"
 
 struct mf_package {
-  unsigned char *bytes; /* the whole file; owned */
+  unsigned char *bytes; /* the whole file and a NUL behind it; owned */
   size_t size;
   const char *manifest, *validation, *provenance; /* NUL-terminated JSON */
+  const char *qualification;                      /* the same; NULL if the file has none */
   const struct package_entry *entries;
   const struct mf_recipe *recipes;
   const struct package_cubin *cubins; /* offsets from the start of this array */
@@ -20,11 +21,15 @@ struct mf_package {
 /* Reads and checks a file. On failure *out is NULL and 'why' (if not NULL) has one line: what was found where.
  * MF_ERR_IO, MF_ERR_NOMEM, MF_ERR_CORRUPT, MF_ERR_NEWER_FORMAT. */
 enum mf_status package_read(const char *path, struct mf_package **out, char *why, size_t why_bytes);
-/* The same for bytes in memory, which it takes over (malloc), also on failure. */
+/* The file's bytes alone (malloc), not looked at: for package_parse(). *bytes is NULL on failure. */
+enum mf_status package_read_bytes(const char *path, unsigned char **bytes, size_t *size, char *why, size_t why_bytes);
+/* What package_read() does, for bytes in memory, which it takes over (malloc), also on failure; the block may be moved. */
 enum mf_status package_parse(unsigned char *bytes, size_t size, struct mf_package **out, char *why, size_t why_bytes);
 
 /* Is there a NUL within 'space', and nothing but printable ASCII before it? */
 int package_text_good(const char *text, size_t space);
+/* May these bytes of a cubin be handed to the driver? An ELF image that ends where it says, or a text; see cubin_image.c. */
+int package_cubin_good(const unsigned char *image, uint64_t size);
 const void *package_cubin(const struct mf_package *pkg, uint32_t index);
 /* Copies between the file's and the API's problem. */
 void package_problem_get(const struct package_problem *stored, struct mf_problem *out);
@@ -32,7 +37,12 @@ void package_problem_set(const struct mf_problem *problem, struct package_proble
 /* Field by field, after the documented defaults were filled in (0 groups = 1, 0 expert_count = all, alpha 0 = 1). */
 int package_problem_equal(const struct package_problem *a, const struct package_problem *b);
 
-/* The rule of every public struct: at least the size that this version knows, and nothing but zeros behind it. */
-int struct_is_usable(const void *object, uint32_t struct_size, size_t known_size);
+/* Bytes of a public struct as far as 'last', the last member that its first version had: what every caller's struct holds at least. */
+#define STRUCT_FIRST_SIZE(type, last) (offsetof(type, last) + sizeof(((type *)0)->last))
+
+/* The rule of every public struct that is handed in: copies the caller's 'given_size' bytes into 'own', which has 'own_size'. What an older caller's
+ * shorter struct does not have is zero, which is each member's neutral value; what a newer caller's longer one has beyond 'own' must be zero.
+ * Nonzero if it can be used: at least 'first_size' bytes and nothing set that this version does not know. */
+int struct_take(void *own, size_t own_size, size_t first_size, const void *given, uint32_t given_size);
 
 #endif

@@ -1,14 +1,15 @@
 /* package_format.h - the package file, byte by byte. docs/package.md says the same in prose.
  *
  *   offset 0    struct package_header     96 bytes
- *   96          struct package_section    one per section, PACKAGE_SECTIONS of them, in the order of enum package_section_kind
+ *   96          struct package_section    one per section, in the order of enum package_section_kind
  *   aligned 64  the sections' bytes, each section at a multiple of 64, gaps filled with zeros; the file ends with the last section
  *
  * All numbers are little-endian, floats IEEE 754. Strings in records are printable ASCII, NUL-terminated. The JSON sections are ASCII text with
  * one NUL at the end. Every byte is covered: the header's hash covers the header (with the hash field zero) and the section table, each section's
  * hash its bytes, and gaps must be zero. A package has no time stamps of its own: the same winners make the same bytes.
  *
- * PACKAGE_VERSION rises when an old reader would misread the file; readers refuse newer versions and read all older ones. */
+ * The version rises when an old reader would misread the file; readers refuse newer versions and read all older ones. Version 1 has the sections up to
+ * provenance; version 2 has a qualification behind them (docs/qualify.md) and is written only where there is one. */
 #ifndef MOEFORGE_RUNTIME_PACKAGE_FORMAT_H
 #define MOEFORGE_RUNTIME_PACKAGE_FORMAT_H
 
@@ -20,7 +21,8 @@
 #endif
 
 #define PACKAGE_MAGIC "MOEFORGE" /* 8 bytes, no NUL */
-#define PACKAGE_VERSION 1u
+#define PACKAGE_VERSION 1u           /* without a qualification */
+#define PACKAGE_VERSION_QUALIFIED 2u /* with one; the newest */
 #define PACKAGE_ALIGNMENT 64u
 #define PACKAGE_HASH_BYTES 32
 #define PACKAGE_MAX_BYTES ((uint64_t)1 << 32)
@@ -33,19 +35,21 @@
   X(PACKAGE_RECIPES, 3, "recipes", sizeof(struct mf_recipe))                                           \
   X(PACKAGE_CUBINS, 4, "cubins", sizeof(struct package_cubin)) /* records, then the cubins themselves */ \
   X(PACKAGE_VALIDATION, 5, "validation", 0)                    /* JSON: what was checked, worst errors */ \
-  X(PACKAGE_PROVENANCE, 6, "provenance", 0)                    /* JSON: versions, keys, dates */
+  X(PACKAGE_PROVENANCE, 6, "provenance", 0)                    /* JSON: versions, keys, dates */          \
+  X(PACKAGE_QUALIFICATION, 7, "qualification", 0)              /* JSON: verdicts against a baseline; version 2 */
 
 enum package_section_kind {
 #define PACKAGE_SECTION_ENUM(name, number, text, record) name = number,
   PACKAGE_SECTION_TABLE(PACKAGE_SECTION_ENUM)
 #undef PACKAGE_SECTION_ENUM
 };
-#define PACKAGE_SECTIONS 6u
+#define PACKAGE_SECTIONS 6u     /* of version 1 */
+#define PACKAGE_MAX_SECTIONS 7u /* of version 2 */
 
 struct package_header {
   char magic[8];
   uint32_t version;
-  uint32_t sections;    /* PACKAGE_SECTIONS */
+  uint32_t sections;    /* package_sections(version) */
   uint64_t file_bytes;
   uint64_t reserved[5]; /* 0 */
   unsigned char hash[PACKAGE_HASH_BYTES];
@@ -103,6 +107,12 @@ _Static_assert(sizeof(struct package_section) == 64, "the section table's layout
 _Static_assert(sizeof(struct package_problem) == 76, "the problem's layout is part of the format");
 _Static_assert(sizeof(struct package_entry) == 464, "the entry's layout is part of the format");
 _Static_assert(sizeof(struct mf_recipe) == 1608, "the recipe's layout is part of the format");
+
+/* Sections of a file of a version that is known. */
+static inline uint32_t package_sections(uint32_t version)
+{
+  return version == PACKAGE_VERSION ? PACKAGE_SECTIONS : PACKAGE_MAX_SECTIONS;
+}
 
 static inline uint64_t package_align(uint64_t offset)
 {

@@ -9,7 +9,8 @@
  *            scripted hang (nothing ever completes) or fault (the next synchronisation reports it, as does everything after it).
  *   capture  launches and memsets of a capturing stream become nodes that cuGraphLaunch replays. While any stream captures, allocation and
  *            synchronisation fail as the real driver's do, which is how tests see that a forward call does neither.
- *   context  one primary context per device; what needs a current context fails without one.
+ *   context  one primary context per device; what needs a current context fails without one. Kernels and streams of another context than the
+ *            current one cannot be launched.
  *
  * One mutex guards everything; the context stack is per thread. */
 #include "fake_libcuda.h"
@@ -33,7 +34,7 @@ CUDA_API_TABLE(DECLARE)
 
 /* ---- the script ---- */
 struct script {
-  long no_device, oom, load_fail, map_fail, launch_fail, fault, hang; /* 0 or 1 */
+  long no_device, oom, load_fail, map_fail, launch_fail, fault, hang, light; /* 0 or 1 */
   long devices, cc, driver, sms, l2, mem, occupancy;
   double time_us; /* < 0: a function of the launch */
   char name[128];
@@ -49,7 +50,7 @@ static const struct {
 } script_keys[] = {
 #define FLAG(key) {#key, offsetof(struct script, key), true}
 #define NUMBER(key) {#key, offsetof(struct script, key), false}
-    FLAG(no_device), FLAG(oom),       FLAG(load_fail), FLAG(map_fail), FLAG(launch_fail), FLAG(fault), FLAG(hang),
+    FLAG(no_device), FLAG(oom),       FLAG(load_fail), FLAG(map_fail), FLAG(launch_fail), FLAG(fault), FLAG(hang), FLAG(light),
     NUMBER(devices), NUMBER(cc),      NUMBER(driver),  NUMBER(sms),    NUMBER(l2),        NUMBER(mem), NUMBER(occupancy),
 #undef FLAG
 #undef NUMBER
@@ -70,6 +71,7 @@ struct function {
 
 struct module {
   enum kind kind;
+  CUcontext context; /* the current one when it was loaded */
   unsigned char *image;
   size_t bytes;
   uint64_t hash;
@@ -96,6 +98,7 @@ struct graph {
 
 struct stream {
   enum kind kind;
+  CUcontext context; /* NULL: that of whoever uses it */
   double now_us;
   struct graph *capture;
 };
@@ -172,7 +175,7 @@ static bool script_read(struct script *out)
   const char *text = getenv("FAKECUDA"), *time_us = getenv("FAKECUDA_TIME_US");
   char copy[1024], *rest = copy, *item;
   bool good = true;
-  *out = script_default;
+  memcpy(out, &script_default, sizeof(*out)); /* padding, too: scripts are compared as bytes */
   if(time_us != NULL)
     out->time_us = strtod(time_us, NULL);
   snprintf(copy, sizeof(copy), "%s", text != NULL ? text : "");
@@ -202,10 +205,14 @@ static void log_line(const char *fmt, ...)
 CUresult fake_cuInit(unsigned int flags)
 {
   CUresult rc = CUDA_SUCCESS;
+  struct script script;
   (void)flags;
   fake_enter();
   fake.hung = fake.faulted = false;
-  fake.initialised = script_read(&fake.script);
+  memset(&script, 0, sizeof(script));
+  fake.initialised = script_read(&script);
+  if(memcmp(&script, &fake.script, sizeof(script)) != 0) /* other threads read it without the lock: only tests with one thread change it */
+    fake.script = script;
   if(!fake.initialised)
     rc = CUDA_ERROR_INVALID_VALUE;
   else if(fake.script.no_device || fake.script.devices == 0)

@@ -92,6 +92,7 @@ CUresult fake_cuModuleLoadData(CUmodule *out, const void *image)
     return fake_leave(rc);
   m = calloc(1, sizeof(*m));
   m->kind = KIND_MODULE;
+  m->context = stack.at[stack.depth - 1];
   m->image = malloc(bytes);
   m->bytes = bytes;
   memcpy(m->image, image, bytes);
@@ -290,6 +291,7 @@ CUresult fake_cuStreamCreate(CUstream *out, unsigned int flags)
   if(rc == CUDA_SUCCESS) {
     s = calloc(1, sizeof(*s));
     s->kind = KIND_STREAM;
+    s->context = stack.at[stack.depth - 1];
     fake.alive++;
     *out = (CUstream)(void *)s;
   }

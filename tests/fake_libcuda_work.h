@@ -143,8 +143,12 @@ CUresult fake_cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function
   struct node *n = NULL;
   CUresult rc;
   (void)extra;
+  if(fake.script.light)
+    return f != NULL && f->kind == KIND_FUNCTION ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
   fake_enter();
   rc = f == NULL || f->kind != KIND_FUNCTION || s == NULL ? CUDA_ERROR_INVALID_HANDLE : usable();
+  if(rc == CUDA_SUCCESS && (f->module->context != stack.at[stack.depth - 1] || (s->context != NULL && s->context != stack.at[stack.depth - 1])))
+    rc = CUDA_ERROR_INVALID_HANDLE;
   if(rc == CUDA_SUCCESS && fake.script.launch_fail)
     rc = CUDA_ERROR_LAUNCH_FAILED;
   if(rc == CUDA_SUCCESS && (config->blockDimX * config->blockDimY * config->blockDimZ > 1024 || config->sharedMemBytes > (unsigned)f->shared_limit))

@@ -321,7 +321,8 @@ START_TEST(forged_values)
       mf_package_close(pkg);                                                                                                          \
   }
   FORGE((void)0, MF_OK)
-  FORGE(head->version = 2, MF_ERR_NEWER_FORMAT)
+  FORGE(head->version = 3, MF_ERR_NEWER_FORMAT)
+  FORGE(head->version = 2, MF_ERR_CORRUPT) /* which has a section more */
   FORGE(head->version = 0, MF_ERR_CORRUPT)
   FORGE(head->sections = 5, MF_ERR_CORRUPT)
   FORGE(table[0].offset += 64, MF_ERR_CORRUPT)

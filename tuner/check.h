@@ -41,7 +41,8 @@ struct check_result {
   bool passed;
   enum gate failed_gate;      /* first failing gate */
   double worst[GATES];        /* worst value seen per gate over the cases so far; infinite where no number says how bad it is */
-  double worst_error;         /* largest relative L2 error of a token against the unquantised operator so far (not a gate: spec_limits.max_error) */
+  double worst_error;         /* largest relative L2 error of a token against the unquantised operator so far (not a gate: spec_limits.max_error);
+                               * 0: not on record */
   char detail[256];           /* "h: token 3 expert 17: 4.1e-2 > 7.0e-4 (B=5 zipf normal seed 2)" */
 };
 

@@ -11,6 +11,8 @@ enum mf_status plan_command(const struct options *opt, const char *const *specs,
 enum mf_status show_command(const struct options *opt, const char *shape_name, bool rejects, struct error *err);     /* report.c */
 enum mf_status export_command(const struct options *opt, const char *shape_name, struct error *err);                 /* package.c */
 enum mf_status verify_command(const struct options *opt, const char *package_path, struct error *err);               /* verify.c */
+enum mf_status sign_command(const struct options *opt, const char *package_path, struct error *err);                 /* sign.c */
+enum mf_status qualify_command(const struct options *opt, const char *package_path, struct error *err);              /* qualify.c */
 enum mf_status bench_command(const struct options *opt, const char *const *shape_names, int count, struct error *err); /* bench.c: winners against the floor */
 enum mf_status doctor_command(const struct options *opt, struct error *err);                                         /* doctor.c */
 enum mf_status fuzz_command(const struct options *given, const char *spec, struct error *err);                        /* fuzz.c */

@@ -154,6 +154,7 @@ json_t *wire_check_result(const struct check_result *result)
   for(int gate = 0; gate < GATES; gate++)
     json_object_set_new(worst, gate_name((enum gate)gate), wire_number(result->worst[gate]));
   json_object_set_new(out, "worst", worst);
+  json_object_set_new(out, "worst_error", wire_number(result->worst_error));
   return out;
 }
 
@@ -166,6 +167,7 @@ enum mf_status wire_read_check_result(const json_t *from, struct check_result *o
     return error_set(err, MF_ERR_INTERNAL, "device frame: no check result");
   out->passed = json_is_true(passed);
   snprintf(out->detail, sizeof(out->detail), "%s", detail);
+  out->worst_error = wire_read_number(json_object_get(from, "worst_error"));
   for(int gate = 0; gate < GATES; gate++) {
     out->worst[gate] = wire_read_number(json_object_get(worst, gate_name((enum gate)gate)));
     if(strcmp(gate_name((enum gate)gate), failed) == 0)

@@ -31,6 +31,8 @@ static const char usage_text[] =
     "  bench SHAPE...                                           times the winners again, on other routing seeds\n"
     "  export SHAPE -o FILE                                     one package file for the serving team\n"
     "  verify FILE                                              checks a package's numbers on this machine\n"
+    "  qualify FILE --baseline JSON [--spec SPEC.yaml]          a package against measurements of what it would replace, by the spec's limits\n"
+    "  sign FILE --key PRIVATE                                  a package's Ed25519 signature, FILE.sig (verify FILE --key PUBLIC checks it)\n"
     "  fuzz SPEC.yaml                                           random inputs and interleavings on the emulated device\n"
     "  doctor                                                   what this machine has and what is missing\n"
     "  version, help\n"
@@ -51,6 +53,10 @@ static const char usage_text[] =
     "  --gen DIR             where emitted kernels are written (default: gen)\n"
     "  --devices DIR         device specs (default: beside the templates, specs/devices)\n"
     "  --timeout-ms N        limit of one kernel launch in checks (default 2000; emulated: 300000)\n"
+    "  --baseline FILE       qualify: the measurements (docs/qualify.md)\n"
+    "  --spec FILE           qualify: the spec whose limits count (default: specs/models/SHAPE.yaml)\n"
+    "  --key FILE            sign: private key; verify: public key, the signature must match (PEM)\n"
+    "  --signature FILE      verify: the signature (default: the package's name with .sig)\n"
     "  --retime              measure again what earlier runs have measured\n"
     "  --allow-predicted     export: winners that were only predicted\n"
     "  --debug               tune: kernels with the watchdog, checked but not timed\n"
@@ -74,7 +80,7 @@ struct command_line {
 
 enum option_code {
   OPT_DEVICE = 256, OPT_TOKENS, OPT_EFFORT, OPT_JOBS, OPT_CHECK_JOBS, OPT_STORE, OPT_DB, OPT_TEMPLATES, OPT_GEN, OPT_DEVICES, OPT_TIMEOUT, OPT_RETIME,
-  OPT_DEBUG, OPT_JSON, OPT_QUIET, OPT_TP, OPT_TP_RANK, OPT_EP, OPT_EP_RANK, OPT_NAME, OPT_REJECTS, OPT_PREDICTED, OPT_SCHEDULE, OPT_SEEDS, OPT_SEED
+  OPT_DEBUG, OPT_JSON, OPT_QUIET, OPT_TP, OPT_TP_RANK, OPT_EP, OPT_EP_RANK, OPT_NAME, OPT_REJECTS, OPT_PREDICTED, OPT_SCHEDULE, OPT_SEEDS, OPT_SEED, OPT_KEY, OPT_SIGNATURE, OPT_BASELINE, OPT_SPEC
 };
 
 static const struct option long_options[] = {
@@ -91,6 +97,8 @@ static const struct option long_options[] = {
     {"name", required_argument, NULL, OPT_NAME},        {"rejects", no_argument, NULL, OPT_REJECTS},
     {"allow-predicted", no_argument, NULL, OPT_PREDICTED}, {"help", no_argument, NULL, 'h'},
     {"seeds", required_argument, NULL, OPT_SEEDS},      {"seed", required_argument, NULL, OPT_SEED},
+    {"baseline", required_argument, NULL, OPT_BASELINE}, {"spec", required_argument, NULL, OPT_SPEC},
+    {"key", required_argument, NULL, OPT_KEY},          {"signature", required_argument, NULL, OPT_SIGNATURE},
     {"schedule", required_argument, NULL, OPT_SCHEDULE},   {"version", no_argument, NULL, 'V'},                {NULL, 0, NULL, 0},
 };
 
@@ -173,6 +181,10 @@ static enum mf_status take_option(struct command_line *cl, int code, const char 
   switch(code) {
     case 'o': opt->output = value; return MF_OK;
     case OPT_DEVICE: opt->device = value; return MF_OK;
+    case OPT_BASELINE: opt->baseline = value; return MF_OK;
+    case OPT_SPEC: opt->spec = value; return MF_OK;
+    case OPT_KEY: opt->key = value; return MF_OK;
+    case OPT_SIGNATURE: opt->signature = value; return MF_OK;
     case OPT_SCHEDULE: opt->schedules = value; return MF_OK;
     case OPT_TOKENS: opt->tokens = value; return MF_OK;
     case OPT_EFFORT: return effort_from_name(value, &opt->effort, err);
@@ -322,6 +334,10 @@ static enum mf_status run_command(const struct command_line *cl, struct error *e
   if(strcmp(name, "fuzz") == 0) {
     rc = expect_operands(cl, 1, 1, "one spec file", err);
     return rc != MF_OK ? rc : fuzz_command(&cl->opt, rest[0], err);
+  }
+  if(strcmp(name, "sign") == 0 || strcmp(name, "qualify") == 0) {
+    rc = expect_operands(cl, 1, 1, "one package file", err);
+    return rc != MF_OK ? rc : name[0] == 's' ? sign_command(&cl->opt, rest[0], err) : qualify_command(&cl->opt, rest[0], err);
   }
   if(strcmp(name, "export") == 0 || strcmp(name, "verify") == 0) {
     rc = expect_operands(cl, 1, 1, name[0] == 'e' ? "one shape" : "one package file", err);

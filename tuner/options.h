@@ -18,6 +18,10 @@ struct options {
   const char *cxx;           /* C++ compiler for it */
   const char *tokens;        /* "1-8" or "1,2,4": overrides the spec; NULL */
   const char *output;        /* -o */
+  const char *key;           /* sign: private key file; verify: public key file; NULL */
+  const char *signature;     /* verify: signature file; NULL: the package's name with .sig */
+  const char *baseline;      /* qualify: measurements to compare with; NULL */
+  const char *spec;          /* qualify: the spec whose limits count; NULL: specs/models/<shape>.yaml */
   const char *schedules;     /* --schedule: names, comma-separated, to time beside the winners; NULL */
   enum effort effort;
   int jobs;                  /* compile workers */

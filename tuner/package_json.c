@@ -78,7 +78,9 @@ char *package_validation_text(const struct package_item *const *items, size_t co
   json_t *list = json_array();
   for(size_t i = 0; i < count; i++)
     append(list, identity(items[i]),
-           items[i]->check != NULL ? json_pack("{s:s, s:o}", "check", "passed", "gates", gates_json(items[i]->check)) : json_pack("{s:s}", "check", "none"));
+           items[i]->check != NULL ? json_pack("{s:s, s:o, s:o}", "check", "passed", "gates", gates_json(items[i]->check), "error",
+                                               items[i]->check->worst_error > 0 ? number(items[i]->check->worst_error) : json_null())
+                                   : json_pack("{s:s}", "check", "none"));
   return finish(json_pack("{s:i}", "check_policy", CHECK_POLICY_VERSION), "entries", list);
 }
 

@@ -190,7 +190,7 @@ static void place_sections(const struct draft *d, struct package_section table[P
                                             [PACKAGE_CUBINS - 1] = cubins_bytes(d)};
   const uint32_t counts[PACKAGE_SECTIONS] = {
       [PACKAGE_ENTRIES - 1] = (uint32_t)d->count, [PACKAGE_RECIPES - 1] = (uint32_t)d->nrecipes, [PACKAGE_CUBINS - 1] = (uint32_t)d->ncubins};
-  static const uint32_t record_bytes[PACKAGE_SECTIONS] = {
+  static const uint32_t record_bytes[PACKAGE_MAX_SECTIONS] = {
 #define RECORD_BYTES(name, number, text, record) record,
       PACKAGE_SECTION_TABLE(RECORD_BYTES)
 #undef RECORD_BYTES

@@ -390,12 +390,17 @@ enum mf_status store_each_reject(struct store *st, int64_t shape_id, int64_t dev
 }
 
 /* ---- checks ---- */
+/* Beside the gates' worst values, under a name that no gate has: struct check_result.worst_error. Results of older versions lack it. */
+#define ERROR_ROW "token_error"
+
 static enum mf_status put_gates(struct store *st, int64_t candidate_id, const char *check_key, const struct check_result *result, struct error *err)
 {
   enum mf_status rc = MF_OK;
   int gate;
   for(gate = 0; gate < GATES && rc == MF_OK; gate++)
     rc = store_run(st, SQL_PUT_GATE, err, "lttd", candidate_id, check_key, gate_name((enum gate)gate), result->worst[gate]);
+  if(rc == MF_OK)
+    rc = store_run(st, SQL_PUT_GATE, err, "lttd", candidate_id, check_key, ERROR_ROW, result->worst_error);
   return rc;
 }
 
@@ -437,6 +442,8 @@ static enum mf_status get_gates(struct store *st, int64_t candidate_id, const ch
     store_text(stmt, 0, name, sizeof(name));
     if(gate_index(name) < GATES)
       out->worst[gate_index(name)] = store_double(stmt, 1);
+    else if(strcmp(name, ERROR_ROW) == 0)
+      out->worst_error = store_double(stmt, 1);
   }
   return rc == MF_ERR_NOT_FOUND ? MF_OK : rc;
 }

@@ -1,6 +1,6 @@
 /* verify.c - `moeforge verify`: the numbers of a package again, on this machine, through the public API alone.
  *
- *   open    hashes and structure (mf_package_open)                  without a GPU it ends here, with MF_ERR_NO_DEVICE
+ *   open    with --key the signature; hashes and structure          without a GPU it ends here, with MF_ERR_NO_DEVICE
  *   group   entries by problem: weights are made once per problem
  *   entry   op, layer, workspace -> every case of verify_cases(), twice -> verify_judge(); then a negative control: the output of another input
  *           must be refused, else the judge is blind and the entry fails
@@ -10,11 +10,13 @@
 #include "commands.h"
 #include "package_file.h"
 #include "progress.h"
+#include "sign.h"
 #include "target.h"
 #include "verify_gpu.h"
 #include "verify_judge.h"
 
 #include <jansson.h>
+#include <linux/limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,6 +39,9 @@ struct row {
 struct report {
   struct row *rows;
   size_t count;
+  bool is_signed; /* and the signature matches */
+  const char *qualification; /* what the package's record says, for people */
+  bool is_qualified;
 };
 
 static const char *state_name(enum row_state state)
@@ -200,7 +205,7 @@ static json_t *json_number(int cases, double value)
 
 static void print_table(const struct report *rep, const char *path)
 {
-  printf("%s: %zu entries, hashes and structure sound\n", path, rep->count);
+  printf("%s: %zu entries, hashes and structure sound%s, %s\n", path, rep->count, rep->is_signed ? ", signature good" : "", rep->qualification);
   printf("%-24s %-20s %-7s %5s %10s %10s %10s  %s\n", "shape", "device", "tokens", "cases", "token", "8 rows", "end ratio", "result");
   for(size_t i = 0; i < rep->count; i++) {
     const struct row *r = &rep->rows[i];
@@ -230,7 +235,8 @@ static enum mf_status print_json(const struct report *rep, const char *path, str
   char *text;
   for(size_t i = 0; i < rep->count; i++)
     json_array_append_new(list, row_json(&rep->rows[i]));
-  top = json_pack("{s:s, s:b, s:o}", "package", path, "sound", 1, "entries", list);
+  top = json_pack("{s:s, s:b, s:b, s:b, s:s, s:o}", "package", path, "sound", 1, "signed", (int)rep->is_signed, "qualified", (int)rep->is_qualified,
+                  "qualification", rep->qualification, "entries", list);
   text = top != NULL ? json_dumps(top, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) : NULL;
   json_decref(top);
   if(text == NULL)
@@ -254,7 +260,26 @@ static enum mf_status conclude(const struct report *rep, const char *path, const
 }
 
 /* ---- the command ---- */
-static enum mf_status open_package(const char *path, struct mf_package **pkg, struct error *err)
+/* With --key: the signature is checked over the very bytes that are then opened. */
+static enum mf_status open_signed(const struct options *opt, const char *path, struct mf_package **pkg, struct error *err)
+{
+  char beside[PATH_MAX], why[256] = "";
+  unsigned char *bytes;
+  size_t size;
+  enum mf_status rc = package_read_bytes(path, &bytes, &size, why, sizeof(why));
+  if(rc != MF_OK)
+    return error_set(err, rc, "%s: %s: %s", path, mf_status_string(rc), why);
+  snprintf(beside, sizeof(beside), "%s.sig", path);
+  rc = sign_check(bytes, size, opt->signature != NULL ? opt->signature : beside, opt->key, err);
+  if(rc != MF_OK) {
+    free(bytes);
+    return error_prefix(err, "%s", path);
+  }
+  rc = package_parse(bytes, size, pkg, why, sizeof(why));
+  return rc == MF_OK ? MF_OK : error_set(err, rc, "%s: %s: %s", path, mf_status_string(rc), why);
+}
+
+static enum mf_status open_unsigned(const char *path, struct mf_package **pkg, struct error *err)
 {
   const enum mf_status rc = mf_package_open(path, pkg);
   struct mf_package *again = NULL;
@@ -266,6 +291,13 @@ static enum mf_status open_package(const char *path, struct mf_package **pkg, st
     snprintf(why, sizeof(why), "try again");
   }
   return error_set(err, rc, "%s: %s: %s", path, mf_status_string(rc), why);
+}
+
+static enum mf_status open_package(const struct options *opt, const char *path, struct mf_package **pkg, struct error *err)
+{
+  if(opt->key == NULL && opt->signature != NULL)
+    return error_set(err, MF_ERR_USAGE, "verify: --signature needs the public key of whoever signed: --key FILE");
+  return opt->key != NULL ? open_signed(opt, path, pkg, err) : open_unsigned(path, pkg, err);
 }
 
 static enum mf_status collect_rows(const struct mf_package *pkg, struct report *rep, struct error *err)
@@ -281,6 +313,18 @@ static enum mf_status collect_rows(const struct mf_package *pkg, struct report *
     mf_package_entry_at(pkg, i, &rep->rows[i].entry);
   }
   return MF_OK;
+}
+
+/* Qualified: there is a record, it says so, and it speaks of every token count that the package serves. */
+static void read_qualification(const struct mf_package *pkg, struct report *rep)
+{
+  json_t *top = pkg->qualification != NULL ? json_loads(pkg->qualification, 0, NULL) : NULL;
+  json_int_t points = 0;
+  for(size_t i = 0; i < rep->count; i++)
+    points += rep->rows[i].entry.tokens_max - rep->rows[i].entry.tokens_min + 1;
+  rep->is_qualified = json_is_true(json_object_get(top, "qualified")) && json_integer_value(json_object_get(top, "kept")) == points;
+  rep->qualification = pkg->qualification == NULL ? "never qualified" : rep->is_qualified ? "qualified" : "not qualified";
+  json_decref(top);
 }
 
 /* The GPU that --device names; NO_GPU for "none". */
@@ -308,17 +352,18 @@ static enum mf_status print_report(const struct options *opt, const struct repor
 enum mf_status verify_command(const struct options *opt, const char *package_path, struct error *err)
 {
   struct mf_package *pkg = NULL;
-  struct report rep = {.rows = NULL};
+  struct report rep = {.rows = NULL, .is_signed = opt->key != NULL};
   struct verify_gpu gpu = {.ordinal = -1};
   struct error no_gpu = {.status = MF_OK};
   int ordinal = 0;
   enum mf_status rc = read_device(opt, &ordinal, err), gpu_rc = MF_OK;
   if(rc == MF_OK)
-    rc = open_package(package_path, &pkg, err);
+    rc = open_package(opt, package_path, &pkg, err);
   if(rc == MF_OK)
     rc = collect_rows(pkg, &rep, err);
   if(rc != MF_OK)
     goto out;
+  read_qualification(pkg, &rep);
   gpu_rc = open_gpu(opt, ordinal, &gpu, &no_gpu);
   if(gpu_rc == MF_OK)
     gpu_rc = run_all(&gpu, pkg, &rep);
