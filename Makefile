@@ -5,6 +5,7 @@
 #   make check           the test suites only        SANITIZE=1: with ASan and UBSan, in build-asan/
 #   make check-threads   the runtime library under ThreadSanitizer
 #   make fuzz-package    hostile packages and recipes with libFuzzer, FUZZ_SECONDS=60 each; needs clang
+#   make wheel           the Python package with libmoeforge.so in it: build/wheel/*.whl; make check-python tests it
 #   make lint            cppcheck and clang-tidy; files that have not changed since are not looked at again
 #   make install         PREFIX=/usr/local, DESTDIR= : tool, library, header, moeforge.pc
 #   STATIC=1             links libyaml, SQLite, jansson and libcrypto statically, so that build/moeforge runs elsewhere
@@ -50,7 +51,7 @@ EMU_DEPS    := $(BUILD)/libemu.a emu/exports.txt
 
 # Object files of tests are kept.
 .SECONDARY:
-.PHONY: all tune test everything check check-sanitized check-threads forward-cost fuzz-package lint clean install bootstrap
+.PHONY: all tune test everything check check-sanitized check-threads check-python wheel forward-cost fuzz-package lint clean install bootstrap
 all: $(BUILD)/moeforge $(BUILD)/libmoeforge.so $(BUILD)/bench/forward_cost
 
 $(BUILD)/%.o: %.c
@@ -155,7 +156,7 @@ check-sanitized:
 LONGEST := $(filter $(KERNEL_TESTS:%=run-%) run-test_tune% run-test_fuzz run-test_cli%,$(TESTS:$(BUILD)/tests/%=run-%))
 RUN := $(LONGEST) $(filter-out $(LONGEST),$(TESTS:$(BUILD)/tests/%=run-%))
 check: all $(BUILD)/tests/libfakecuda.so $(BUILD)/tests/libfakegpu.so $(TESTS)
-	@$(MAKE) $(PARALLEL) --keep-going $(RUN)
+	@$(MAKE) $(PARALLEL) --keep-going $(RUN) $(if $(SANITIZE),,check-python)
 	@echo "$(BUILD): all $(words $(TESTS)) suites passed"
 .PHONY: $(RUN)
 $(RUN): run-%:
@@ -164,6 +165,16 @@ $(RUN): run-%:
 	  printf '== %s, %d s%s\n%s\n' $(BUILD)/tests/$* $$(($$(date +%s) - start)) "$$verdict" "$$($$shown $$log)"; exit $$code
 # Limits of single tests: generous, since a machine may be busy with other things.
 CHECK_ENV := CK_DEFAULT_TIMEOUT=60 CK_TIMEOUT_MULTIPLIER=$(if $(SANITIZE),4 ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1,2)
+
+# The Python package: standard library only. What needs torch is skipped without it; the last line says how much. (Not with SANITIZE=1: Python has no ASan.)
+PYTHON ?= python3
+check-python: $(BUILD)/libmoeforge.so $(BUILD)/tests/python_packages $(BUILD)/tests/libfakecuda.so $(BUILD)/tests/libfakegpu.so
+	@log=$(BUILD)/tests/python.log; shown='tail -n 1'; verdict=; code=0; \
+	  MOEFORGE_BUILD=$(BUILD) PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m unittest discover -s python/tests -t python/tests >$$log 2>&1 || \
+	    { code=$$?; shown=cat; verdict=", FAILED"; }; \
+	  printf '== python/tests%s\n%s %s\n' "$$verdict" "$$(sed -n 's/^Ran \([0-9]* tests\).*/\1:/p' $$log)" "$$($$shown $$log)"; exit $$code
+wheel: $(BUILD)/libmoeforge.so
+	@MOEFORGE_LIBRARY=$< $(PYTHON) python/build_backend.py $(BUILD)/wheel
 
 # One file per run of clang-tidy: with several it takes a va_list of the second for uninitialised.
 LINT_SRC := $(filter-out tuner/main.c,$(TUNER_SRC)) tuner/main.c $(RUNTIME_SRC) $(EMU_SRC)

@@ -2,7 +2,7 @@
 # Installs what building and testing moeforge needs on Debian 12 / Ubuntu 24.04, and finds or fetches the CUDA compiler library.
 #
 #   scripts/bootstrap.sh build    compilers (C; C++ and addr2line for the emulated device), libyaml, SQLite, jansson, libcrypto
-#   scripts/bootstrap.sh test     the same, and Check, clang-tidy, cppcheck, pkg-config
+#   scripts/bootstrap.sh test     the same, and Check, clang-tidy, cppcheck, pkg-config, Python
 #
 # As root, or with sudo that asks for no password, missing packages are installed; otherwise the one command to run is printed and the script
 # fails. The toolkit is searched in CUDA_HOME, beside nvcc on PATH, in /usr/local/cuda*, and in .local/; if there is none, NVRTC and the driver
@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 level=${1:-build}
 # command or file that proves the package : package
 build_needs='cc:gcc c++:g++ addr2line:binutils make:make /usr/include/yaml.h:libyaml-dev /usr/include/sqlite3.h:libsqlite3-dev /usr/include/jansson.h:libjansson-dev /usr/include/openssl/evp.h:libssl-dev'
-test_needs='/usr/include/check.h:check clang-tidy:clang-tidy cppcheck:cppcheck pkg-config:pkg-config'
+test_needs='/usr/include/check.h:check clang-tidy:clang-tidy cppcheck:cppcheck pkg-config:pkg-config python3:python3'
 # NVRTC 13.0: what the shipped schedules were made with
 nvrtc_wheels='nvidia-cuda-nvrtc==13.0.88 nvidia-cuda-runtime==13.0.96'
 

@@ -1,0 +1,277 @@
+"""moeforge on torch tensors: a custom op that torch.compile and CUDA graphs take as they take torch's own.
+
+    import moeforge, moeforge.torch
+    package = moeforge.load("model.moeforge")
+    moe = moeforge.torch.Moe(package, package.problem())          # once per model shape and GPU
+    layer = moe.bind(w13, s13, w2, s2)                            # once per layer; weights stay where they are
+    y = layer(x, router_logits)                                   # torch.ops.moeforge.fused_moe
+
+Weights are in the checkpoint's layout: w13 [E, 2N, K] and w2 [E, K, N] float8_e4m3fn; s13 [E, 2 * nb, kb] (or [E, 2, nb, kb]) and s2 [E, kb, nb] float32,
+where nb and kb are numbers of 128-blocks. x and the result are bfloat16 [tokens, K]. Inference only: the op has no gradient.
+
+Workspaces: a call needs one that no call on another stream uses at the same time. Each Moe keeps one per stream, from torch's allocator. A few are made with
+the Moe, so that forward allocates nothing but its result, and a stream that is first seen inside a CUDA graph capture gets one that is ready. A graph
+keeps the workspace of the stream that it was captured on: do not replay two graphs of one capture stream at the same time (torch.cuda.graph captures on
+one stream of its own unless it is given another).
+"""
+
+import contextlib
+import itertools
+import threading
+import weakref
+from typing import Any, ContextManager, Optional
+
+import torch
+from torch import Tensor
+
+from .errors import MissLayout, MissTokens, UsageError
+from .package import Dtype, Package, Problem, Score, Weights
+from .package import Layer as NativeLayer
+
+_LOGITS = {Dtype.BF16: torch.bfloat16, Dtype.F32: torch.float32}
+_SPARE_WORKSPACES = 3  # the current stream, a side stream that warms up, a stream that captures
+
+
+class _Cuda:
+    """What this module needs of torch.cuda, in one place, so that tests can put a scripted GPU there."""
+
+    device_type = "cuda"
+
+    def stream(self, device: torch.device) -> int:
+        return int(torch.cuda.current_stream(device).cuda_stream)
+
+    def capturing(self) -> bool:
+        return bool(torch.cuda.is_current_stream_capturing())
+
+    def on(self, device: torch.device) -> ContextManager[Any]:
+        """The device's primary context must be current at a launch."""
+        if torch.cuda.current_device() == device.index:
+            return contextlib.nullcontext()
+        return torch.cuda.device(device)
+
+    def workspace(self, size: int, device: torch.device) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=device)
+
+    def synchronize(self, device: torch.device) -> None:
+        torch.cuda.current_stream(device).synchronize()
+
+
+_runtime = _Cuda()
+
+
+# ---- checks ----
+def _expect(tensor: Tensor, name: str, dtype: torch.dtype, shape: tuple, device: torch.device) -> None:
+    if tensor.dtype != dtype:
+        raise UsageError(f"{name} is {tensor.dtype}, expected {dtype}")
+    if tuple(tensor.shape) != tuple(shape):
+        raise UsageError(f"{name} is {list(tensor.shape)}, expected {list(shape)}")
+    if tensor.device != device:
+        raise UsageError(f"{name} is on {tensor.device}, the layer is on {device}")
+
+
+def _dense(tensor: Tensor, name: str) -> int:
+    """The address of a tensor without gaps."""
+    if not tensor.is_contiguous():
+        raise MissLayout(f"{name} has strides {tensor.stride()}: it must be contiguous")
+    return tensor.data_ptr()
+
+
+def _matrix(tensor: Tensor, name: str) -> int:
+    """The row stride of experts' matrices that follow each other without a gap; rows may be padded."""
+    _, rows, columns = tensor.shape
+    stride = tensor.stride()
+    if stride[2] != 1 or stride[1] < columns or stride[0] != rows * stride[1]:
+        raise MissLayout(f"{name} has strides {stride}: columns must be dense and the experts must follow each other without a gap")
+    return int(stride[1])
+
+
+def _rows(tensor: Tensor, name: str) -> int:
+    """The row stride of a matrix whose rows are dense and begin at multiples of 16 bytes."""
+    tokens, columns = tensor.shape
+    stride, bytes_each = tensor.stride(), tensor.element_size()
+    if stride[1] != 1 and columns > 1 or tokens > 1 and (stride[0] < columns or stride[0] * bytes_each % 16 != 0) or tensor.data_ptr() % 16 != 0:
+        raise MissLayout(f"{name} has strides {stride} at address {tensor.data_ptr():#x}: rows must be dense and begin at multiples of 16 bytes")
+    return int(stride[0]) if tokens > 1 else 0
+
+
+# ---- workspaces ----
+class _Workspaces:
+    """One workspace per stream. None is made while a stream is captured: it takes one that was made before."""
+
+    def __init__(self, moe: "Moe") -> None:
+        self._op, self._device = moe.op, moe.device
+        self._of: dict = {}
+        self._lock = threading.Lock()
+        self._spare = [self._make() for _ in range(_SPARE_WORKSPACES)]
+        _runtime.synchronize(self._device)  # a spare one may go to any stream
+
+    def _make(self) -> Tensor:
+        memory = _runtime.workspace(self._op.workspace_size, self._device)
+        self._op.init_workspace(memory.data_ptr(), _runtime.stream(self._device))
+        return memory
+
+    def address(self, stream: int) -> int:
+        memory = self._of.get(stream)
+        return (memory if memory is not None else self._assign(stream)).data_ptr()
+
+    def _assign(self, stream: int) -> Tensor:
+        with self._lock:
+            if stream not in self._of:
+                if self._spare:
+                    self._of[stream] = self._spare.pop()
+                elif _runtime.capturing():
+                    raise UsageError("no workspace is left for the stream of this capture: call prepare() of the Moe on that stream before the capture")
+                else:
+                    self._of[stream] = self._make()
+            return self._of[stream]
+
+    def reset(self) -> None:
+        for memory in [*self._of.values(), *self._spare]:
+            self._op.init_workspace(memory.data_ptr(), _runtime.stream(self._device))
+        _runtime.synchronize(self._device)
+
+
+# ---- objects ----
+_layers: "weakref.WeakValueDictionary[int, Layer]" = weakref.WeakValueDictionary()
+_handles = itertools.count(1)
+
+
+class Moe:
+    """The kernels of one problem on one GPU, and their workspaces. Raises a moeforge.Miss if the package does not serve it."""
+
+    def __init__(self, package: Package, problem: Problem, *, device: Any = None, max_tokens: Optional[int] = None) -> None:
+        self.device = torch.device(device if device is not None else _runtime.device_type)
+        if self.device.type != _runtime.device_type:
+            raise UsageError(f"device {self.device}: expected a CUDA device")
+        if self.device.index is None and self.device.type == "cuda":
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        self.problem = problem
+        self.op = package.op(problem, self.device.index or 0, max_tokens)
+        self.max_tokens = self.op.max_tokens
+        with _runtime.on(self.device):
+            self.workspaces = _Workspaces(self)
+
+    def prepare(self) -> None:
+        """Makes the workspace of the current stream. Needed only before a capture, if more than three streams are in use."""
+        with _runtime.on(self.device):
+            self.workspaces.address(_runtime.stream(self.device))
+
+    def reset(self) -> None:
+        """Initialises all workspaces again: after a launch was aborted, when nothing of this Moe is running."""
+        with _runtime.on(self.device):
+            self.workspaces.reset()
+
+    def bind(self, w13: Tensor, s13: Tensor, w2: Tensor, s2: Tensor, *, bias: Optional[Tensor] = None, routed_scaling: float = 1.0) -> "Layer":
+        """Binds one layer's weights, which stay where they are. `bias` is the selection bias, needed if the problem has one."""
+        return Layer(self, w13, s13, w2, s2, bias, routed_scaling)
+
+
+class Layer:
+    """One layer. It keeps its weights alive."""
+
+    def __init__(self, moe: Moe, w13: Tensor, s13: Tensor, w2: Tensor, s2: Tensor, bias: Optional[Tensor], routed_scaling: float) -> None:
+        p, device = moe.problem, moe.device
+        e8, f32 = torch.float8_e4m3fn, torch.float32
+        _expect(w13, "w13", e8, (p.expert_count, 2 * p.intermediate, p.hidden), device)
+        _expect(w2, "w2", e8, (p.expert_count, p.hidden, p.intermediate), device)
+        halves = (2, p.n_blocks) if s13.dim() == 4 else (2 * p.n_blocks,)
+        _expect(s13, "s13", f32, (p.expert_count, *halves, p.k_blocks), device)
+        _expect(s2, "s2", f32, (p.expert_count, p.k_blocks, p.n_blocks), device)
+        if (bias is not None) != bool(p.select_bias):
+            raise UsageError(f"the problem has {'a' if p.select_bias else 'no'} selection bias, and bias is {'missing' if p.select_bias else 'given'}")
+        if bias is not None:
+            _expect(bias, "bias", f32, (p.logits,), device)
+        self.moe, self.problem, self.max_tokens = moe, p, moe.max_tokens
+        self.tensors = (w13, s13, w2, s2, bias)
+        weights = Weights(
+            w13.data_ptr(), _dense(s13, "s13"), w2.data_ptr(), _dense(s2, "s2"), _dense(bias, "bias") if bias is not None else 0,
+            _matrix(w13, "w13"), _matrix(w2, "w2"), routed_scaling,
+        )
+        self.native: NativeLayer = moe.op.bind(weights)
+        self.handle = next(_handles)
+        _layers[self.handle] = self
+
+    def __call__(self, x: Tensor, router_logits: Tensor) -> Tensor:
+        """The layer's routed experts on x [tokens, hidden]; routing from the logits [tokens, experts] is part of the kernel."""
+        return fused_moe(x, router_logits, *self.tensors[:4], layer=self, bias=self.tensors[4])
+
+    def experts(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """The same where the engine has routed (score GIVEN): ids int32 [tokens, top_k], -1 for none; weights float32 [tokens, top_k]."""
+        return fused_experts(x, topk_ids, topk_weights, *self.tensors[:4], layer=self)
+
+    def launch(self, x: Tensor, router_logits: Optional[Tensor] = None, topk_ids: Optional[Tensor] = None, topk_weights: Optional[Tensor] = None) -> Tensor:
+        """What the ops do, without torch's dispatcher: for engines that already are inside an op of their own."""
+        tokens = x.shape[0]
+        p, device = self.problem, self.moe.device
+        _expect(x, "x", torch.bfloat16, (tokens, p.hidden), device)
+        arguments = {"x": x.data_ptr(), "x_stride": _rows(x, "x")}
+        if p.score == Score.GIVEN:
+            if topk_ids is None or topk_weights is None:
+                raise UsageError("this layer takes topk_ids and topk_weights: its problem's score is GIVEN")
+            _expect(topk_ids, "topk_ids", torch.int32, (tokens, p.top_k), device)
+            _expect(topk_weights, "topk_weights", torch.float32, (tokens, p.top_k), device)
+            arguments.update(ids=_dense(topk_ids, "topk_ids"), weights=_dense(topk_weights, "topk_weights"))
+        else:
+            if router_logits is None:
+                raise UsageError("this layer takes router_logits: it routes by itself")
+            _expect(router_logits, "router_logits", _LOGITS[Dtype(p.logits_dtype)], (tokens, p.logits), device)
+            arguments.update(logits=router_logits.data_ptr(), logits_stride=_rows(router_logits, "router_logits"))
+        if tokens > self.max_tokens:
+            raise MissTokens(f"{tokens} tokens, the layer serves up to {self.max_tokens}: {MissTokens.advice}")
+        out = torch.empty((tokens, p.hidden), dtype=torch.bfloat16, device=device)
+        if tokens > 0:
+            with _runtime.on(device):
+                stream = _runtime.stream(device)
+                self.native.forward(tokens=tokens, out=out.data_ptr(), workspace=self.moe.workspaces.address(stream), stream=stream, **arguments)
+        return out
+
+
+# ---- the ops ----
+def _layer_of(handle: int, w13: Tensor, w2: Tensor) -> Layer:
+    layer = _layers.get(handle)
+    if layer is None:
+        raise UsageError(f"layer {handle} is gone: keep the Layer object as long as the model runs")
+    if layer.native.weights.w13 != w13.data_ptr() or layer.native.weights.w2 != w2.data_ptr():
+        raise UsageError("these are not the weights that the layer was bound to: bind them")
+    return layer
+
+
+@torch.library.custom_op("moeforge::fused_moe", mutates_args=())
+def _fused_moe(
+    x: Tensor, router_logits: Tensor, w13: Tensor, s13: Tensor, w2: Tensor, s2: Tensor, bias: Optional[Tensor], layer: int
+) -> Tensor:
+    return _layer_of(layer, w13, w2).launch(x, router_logits)
+
+
+@torch.library.custom_op("moeforge::fused_experts", mutates_args=())
+def _fused_experts(
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, s13: Tensor, w2: Tensor, s2: Tensor, layer: int
+) -> Tensor:
+    return _layer_of(layer, w13, w2).launch(x, topk_ids=topk_ids, topk_weights=topk_weights)
+
+
+@_fused_moe.register_fake
+def _(x, router_logits, w13, s13, w2, s2, bias, layer):  # type: ignore[no-untyped-def]
+    return x.new_empty(x.shape)
+
+
+@_fused_experts.register_fake
+def _(x, topk_ids, topk_weights, w13, s13, w2, s2, layer):  # type: ignore[no-untyped-def]
+    return x.new_empty(x.shape)
+
+
+def fused_moe(
+    x: Tensor, router_logits: Tensor, w13: Tensor, s13: Tensor, w2: Tensor, s2: Tensor, *, layer: Layer, bias: Optional[Tensor] = None
+) -> Tensor:
+    """torch.ops.moeforge.fused_moe. The weights are those of the layer; they are arguments so that a compiled graph knows what is read."""
+    return _fused_moe(x, router_logits, w13, s13, w2, s2, bias, layer.handle)
+
+
+def fused_experts(
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, s13: Tensor, w2: Tensor, s2: Tensor, *, layer: Layer
+) -> Tensor:
+    """torch.ops.moeforge.fused_experts: routing done by the caller."""
+    return _fused_experts(x, topk_ids, topk_weights, w13, s13, w2, s2, layer.handle)
+
+
+__all__ = ["Layer", "Moe", "fused_experts", "fused_moe"]
