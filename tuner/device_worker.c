@@ -458,13 +458,15 @@ static enum mf_status do_round(struct child *c, const struct frame *req, struct 
 /* ---- trace ---- */
 static enum mf_status do_trace(struct child *c, const struct frame *req, struct frame *reply, struct error *err)
 {
-  struct device_trace what;
+  struct device_trace what = {0};
   int handle = 0;
   enum mf_status rc = read_kernel(c, req, &handle, err);
   if(rc == MF_OK)
     rc = read_struct(req, 0, &what, sizeof(what), "struct device_trace", err);
   if(rc != MF_OK)
     return rc;
+  if(what.bytes == 0)
+    return error_set(err, MF_ERR_USAGE, "device request: trace: expected some bytes of the workspace");
   reply->blob[0] = calloc(1, what.bytes);
   reply->blob_bytes[0] = what.bytes;
   if(reply->blob[0] == NULL)

@@ -133,12 +133,11 @@ static double timer_step(uint64_t *timers, size_t count)
 /* Median over SMs of cycles per nanosecond; 0 if no SM's timer has advanced. */
 static double frequency(const struct clocks *k)
 {
-  static const struct sm_clock unknown;
-  double ratios[MOST_SMS];
+  double ratios[MOST_SMS] = {0};
   size_t count = 0;
   for(int i = 0; i < MOST_SMS; i++) {
-    const struct sm_clock *sm = k->sm[i].known ? &k->sm[i] : &unknown;
-    if(sm->last_timer > sm->base_timer)
+    const struct sm_clock *sm = &k->sm[i];
+    if(sm->known && sm->last_timer > sm->base_timer)
       ratios[count++] = (double)(sm->last_clock - sm->base_clock) / (double)(sm->last_timer - sm->base_timer);
   }
   qsort(ratios, count, sizeof(ratios[0]), compare_doubles);
@@ -379,23 +378,22 @@ static enum mf_status check_records(const struct mf_trace_cta *area, int ctas, u
 
 enum mf_status trace_read(const struct mf_trace_cta *area, int ctas, uint32_t first, int launches, bool steps, struct trace *out, struct error *err)
 {
-  struct clocks *k = calloc(1, sizeof(*k));
-  enum mf_status rc = k != NULL ? MF_OK : error_set(err, MF_ERR_NOMEM, "out of memory");
+  const struct mf_trace_cta *one = record(area, ctas, first, 0);
+  struct clocks *k;
+  enum mf_status rc;
   memset(out, 0, sizeof(*out));
-  if(rc == MF_OK && (ctas < 1 || launches < 1 || launches > MF_TRACE_LAUNCHES))
-    rc = error_set(err, MF_ERR_USAGE, "trace: expected 1..%d launches of at least one CTA, got %d of %d", MF_TRACE_LAUNCHES, launches, ctas);
-  if(rc == MF_OK)
-    rc = check_records(area, ctas, first, launches, err);
-  if(rc == MF_OK && !steps)
+  if(ctas < 1 || launches < 1 || launches > MF_TRACE_LAUNCHES)
+    return error_set(err, MF_ERR_USAGE, "trace: expected 1..%d launches of at least one CTA, got %d of %d", MF_TRACE_LAUNCHES, launches, ctas);
+  rc = check_records(area, ctas, first, launches, err);
+  if(rc != MF_OK)
+    return rc;
+  k = calloc(1, sizeof(*k));
+  if(k == NULL)
+    return error_set(err, MF_ERR_NOMEM, "out of memory");
+  if(!steps)
     rc = set_clocks(area, ctas, first, launches, k, err);
-  if(rc == MF_OK) {
-    *out = (struct trace){.steps = steps, .ctas = ctas, .cycles_per_us = k->per_ns * 1e3, .uncertainty = k->uncertainty / 1e3};
-    const struct mf_trace_cta *one = record(area, ctas, first, 0);
-    out->finalisers = (int)one->finalisers;
-    out->loaders = (int)one->loaders;
-    out->down_ctas = (int)one->down_ctas;
-    out->units = (int)one->units;
-  }
+  *out = (struct trace){.steps = steps, .ctas = ctas, .down_ctas = (int)one->down_ctas, .finalisers = (int)one->finalisers, .loaders = (int)one->loaders,
+                        .units = (int)one->units, .cycles_per_us = k->per_ns * 1e3, .uncertainty = k->uncertainty / 1e3};
   for(int l = 0; l < launches && rc == MF_OK; l++)
     rc = convert_launch(k, area, first + (uint32_t)l, out, err);
   if(rc == MF_OK)

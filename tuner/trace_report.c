@@ -153,7 +153,7 @@ static int median_launch(const struct trace *t)
   for(int l = 0; l < t->launches; l++) {
     int shorter = 0;
     for(int other = 0; other < t->launches; other++)
-      shorter += t->launch[other].length < t->launch[l].length || (t->launch[other].length <= t->launch[l].length && other < l);
+      shorter += other < l ? t->launch[other].length <= t->launch[l].length : t->launch[other].length < t->launch[l].length;
     if(shorter == t->launches / 2)
       return l;
   }
@@ -313,7 +313,8 @@ void trace_text(const struct trace *t, const struct trace_title *title, struct s
   const struct trace_path path = trace_find_path(t);
   struct trace_phase phases[TRACE_PHASES_MAX];
   const int count = trace_phases(t, phases);
-  strbuf_printf(out, "%s on %s: %d tokens, %s, %s, %d launches\n", title->shape, title->device, title->tokens, title->routing, title->schedule, t->launches);
+  strbuf_printf(out, "%s on %s: %d token%s, %s, %s, %d launch%s\n", title->shape, title->device, title->tokens, title->tokens == 1 ? "" : "s", title->routing,
+                title->schedule, t->launches, t->launches == 1 ? "" : "es");
   if(t->steps)
     strbuf_printf(out, "times are steps of the emulated device: an order of events, no prediction of a GPU's\n");
   else

@@ -243,8 +243,8 @@ static void add_head(const struct picture *p, const struct trace_title *title, d
   strbuf_printf(p->out, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%.0f\" viewBox=\"0 0 %d %.0f\">\n", WIDTH, height, WIDTH, height);
   add_style(p->out);
   strbuf_printf(p->out, "<rect x=\"0\" y=\"0\" width=\"%d\" height=\"%.0f\" fill=\"#fff\"/>\n", WIDTH, height);
-  snprintf(text, sizeof(text), "%s on %s, %d tokens, %s routing: launch %u, %d experts", title->shape, title->device, title->tokens, title->routing,
-           (unsigned)p->launch->number, p->launch->active);
+  snprintf(text, sizeof(text), "%s on %s, %d token%s, %s routing: launch %u, %d experts", title->shape, title->device, title->tokens,
+           title->tokens == 1 ? "" : "s", title->routing, (unsigned)p->launch->number, p->launch->active);
   add_label(p->out, LEFT, 22, "title", text);
   snprintf(text, sizeof(text), "%s. A row is a CTA; its lanes from above: producer, consumer warpgroups 0 and 1, finalisers, h loaders. Dashed: medians over the CTAs%s",
            title->schedule, p->t->steps ? ". Steps of the emulated device are no times" : "");

@@ -261,10 +261,10 @@ MF_DEVICE void stream_weights(const Context<L> &c, const hw::TensorMap &up_map, 
         hw::Mbarrier *full = &sm.barrier.full[ring.stage];
         sm.stage_unit[ring.stage] = turn.unit;
         hw::mbarrier_arrive_expect(full, L::kStageBytes);
-        hw::copy_tensor_5d(sm.ring[ring.stage], &up_map, 0, 0, 0, unit_row, k * L::kStageKBlocks, full, policy);
-        trace_first(c, MF_PRODUCER_FIRST_COPY, up_stages);
+        trace_first(c, MF_PRODUCER_FIRST_COPY, up_stages); // stamped ahead of the copy: nobody can have seen it earlier
         trace_event(c, MF_PRODUCER_LAST_UP);
         trace_event(c, MF_PRODUCER_LAST_COPY);
+        hw::copy_tensor_5d(sm.ring[ring.stage], &up_map, 0, 0, 0, unit_row, k * L::kStageKBlocks, full, policy);
       }
       up_stages.add();
       if(chunk == 0)
@@ -302,10 +302,10 @@ MF_DEVICE void stream_weights(const Context<L> &c, const hw::TensorMap &up_map, 
       ring.acquire();
       if(c.lane == 0) {
         sm.stage_unit[ring.stage] = L::kEndOfUnits;
-        copy_down_piece(c, ring.stage, down_map, slot, piece, active, policy);
         if(slot == 0 && piece == 0)
           trace_event(c, MF_PRODUCER_FIRST_DOWN);
         trace_event(c, MF_PRODUCER_LAST_COPY);
+        copy_down_piece(c, ring.stage, down_map, slot, piece, active, policy);
       }
       hw::sync_warp();
       ring.advance();
