@@ -16,6 +16,7 @@ enum mf_status qualify_command(const struct options *opt, const char *package_pa
 enum mf_status bench_command(const struct options *opt, const char *const *shape_names, int count, struct error *err); /* bench.c: winners against the floor */
 enum mf_status doctor_command(const struct options *opt, struct error *err);                                         /* doctor.c */
 enum mf_status fuzz_command(const struct options *given, const char *spec, struct error *err);                        /* fuzz.c */
+enum mf_status trace_command(const struct options *opt, const char *what, struct error *err);                         /* trace.c */
 enum mf_status import_command(const struct options *opt, const char *config, int tp, int tp_rank, int ep, int ep_rank, const char *name, struct error *err);
 
 #endif

@@ -40,6 +40,17 @@ struct device_state {
   bool shared_context;     /* the driver lets only some processes in (exclusive or prohibited compute mode) */
 };
 
+/* What trace() launches, and which part of the workspace it brings back. */
+struct device_trace {
+  int tokens;
+  enum routing_kind routing;
+  uint32_t seed;         /* launch i has the inputs of device_profile_case(tokens, routing, seed, i) and the weights of layer i % layers */
+  int warm, launches;    /* launches before the part is cleared, and after; no wait in between */
+  uint64_t offset;       /* of the part in the workspace */
+  size_t bytes;
+  int timeout_ms;        /* of all launches together */
+};
+
 struct device_ops {
   const char *name; /* "cuda", "emu" */
   /* Only of the emulated device, else NULL: the interleavings of the cases that are run from here on follow from 'seed', the case and the launch. */
@@ -67,6 +78,9 @@ struct device_ops {
   /* One interleaved round in a rotated order: us[i] per launch for each kernel with run[i] true (NAN for the others), *floor_us, and active experts
    * (mean). */
   enum mf_status (*time_round)(struct device *dev, const bool *run, int round, double *us, double *floor_us, double *active, struct error *err);
+  /* Runs a kernel that leaves a trace in its workspace: 'area' receives what->bytes. Ends an open profile. MF_ERR_CHECK if an output element was never
+   * written. */
+  enum mf_status (*trace)(struct device *dev, struct device_kernel *kernel, const struct device_trace *what, void *area, struct error *err);
 };
 
 extern const struct device_ops device_cuda;

@@ -421,3 +421,23 @@ enum mf_status device_client_round(struct device_client *client, const bool *run
   frame_free(&reply);
   return rc;
 }
+
+/* ---- trace ---- */
+enum mf_status device_client_trace(struct device_client *client, int kernel, const struct device_trace *what, void **area, struct error *err)
+{
+  struct frame req = request_new("trace"), reply;
+  enum mf_status rc;
+  *area = NULL;
+  json_object_set_new(req.head, "kernel", json_integer(kernel));
+  request_blob(&req, 0, what, sizeof(*what));
+  rc = transact(client, &req, what->timeout_ms + MARGIN_MS, &reply, NULL, NULL, err);
+  client->profile_kernels = 0;
+  if(rc == MF_OK && reply.blob_bytes[0] != what->bytes)
+    rc = bad_reply(client, "trace of the right size", err);
+  if(rc == MF_OK) {
+    *area = reply.blob[0];
+    reply.blob[0] = NULL;
+  }
+  frame_free(&reply);
+  return rc;
+}

@@ -1,5 +1,5 @@
 /* device_cuda.h - what the parts of the CUDA device share: device_cuda.c (weights, kernels), device_cuda_driver.c (the driver and its devices),
- * device_cuda_case.c (running one case), device_cuda_time.c (profiles and rounds); and what device_emu.c, the same device over an emulated driver, needs of
+ * device_cuda_case.c (running one case), device_cuda_time.c (profiles and rounds), device_cuda_trace.c (traced launches); and what device_emu.c, the same device over an emulated driver, needs of
  * them. Nobody else includes it. */
 #ifndef MOEFORGE_TUNER_DEVICE_CUDA_H
 #define MOEFORGE_TUNER_DEVICE_CUDA_H
@@ -88,5 +88,6 @@ enum mf_status cuda_run_case(struct device *dev, struct device_kernel *kernel, c
 enum mf_status cuda_open_profile(struct device *dev, struct device_kernel *const *kernels, int count, int tokens, enum routing_kind routing, uint32_t seed,
                                  int launches, struct error *err);
 enum mf_status cuda_time_round(struct device *dev, const bool *run, int round, double *us, double *floor_us, double *active, struct error *err);
+enum mf_status cuda_trace(struct device *dev, struct device_kernel *kernel, const struct device_trace *what, void *area, struct error *err);
 
 #endif

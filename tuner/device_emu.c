@@ -258,18 +258,22 @@ static void join_lines(const char *text, char *out, size_t space)
   out[used] = '\0';
 }
 
-static enum mf_status emu_run_case(struct device *dev, struct device_kernel *kernel, const struct test_case *tc, int layer, int replays, int timeout_ms,
-                                   struct device_output *out, struct error *err)
+/* A failure that a finding of the emulator is the reason for says so. */
+static enum mf_status in_emulators_words(enum mf_status rc, struct error *err)
 {
   char text[ERROR_TEXT_MAX];
-  enum mf_status rc;
-  kernel->cases = 0; /* a fresh workspace: nothing depends on the cases before */
-  emu_driver_seed(here.seed, data_case_seed(tc));
-  rc = device_cuda.run_case(dev, kernel, tc, layer, replays, timeout_ms, out, err);
   if(rc == MF_OK || emu_driver_finding() == EMU_NONE)
     return rc;
   join_lines(emu_driver_text(), text, sizeof(text));
   return error_set(err, emu_driver_finding() == EMU_NO_MEMORY ? MF_ERR_NOMEM : MF_ERR_DEVICE, "%s", text);
+}
+
+static enum mf_status emu_run_case(struct device *dev, struct device_kernel *kernel, const struct test_case *tc, int layer, int replays, int timeout_ms,
+                                   struct device_output *out, struct error *err)
+{
+  kernel->cases = 0; /* a fresh workspace: nothing depends on the cases before */
+  emu_driver_seed(here.seed, data_case_seed(tc));
+  return in_emulators_words(device_cuda.run_case(dev, kernel, tc, layer, replays, timeout_ms, out, err), err);
 }
 
 static enum mf_status emu_open_profile(struct device *dev, struct device_kernel *const *kernels, int count, int tokens, enum routing_kind routing,
@@ -283,6 +287,13 @@ static enum mf_status emu_time_round(struct device *dev, const bool *run, int ro
 {
   (void)dev, (void)run, (void)round, (void)us, (void)floor_us, (void)active;
   return error_set(err, MF_ERR_UNSUPPORTED, "the emulated device has no times: they need a GPU");
+}
+
+static enum mf_status emu_trace(struct device *dev, struct device_kernel *kernel, const struct device_trace *what, void *area, struct error *err)
+{
+  const struct test_case first = device_profile_case(what->tokens, what->routing, what->seed, 0);
+  emu_driver_seed(here.seed, data_case_seed(&first));
+  return in_emulators_words(device_cuda.trace(dev, kernel, what, area, err), err);
 }
 
 const struct device_ops device_emu = {
@@ -299,4 +310,5 @@ const struct device_ops device_emu = {
     .run_case = emu_run_case,
     .open_profile = emu_open_profile,
     .time_round = emu_time_round,
+    .trace = emu_trace,
 };

@@ -455,6 +455,26 @@ static enum mf_status do_round(struct child *c, const struct frame *req, struct 
   return MF_OK;
 }
 
+/* ---- trace ---- */
+static enum mf_status do_trace(struct child *c, const struct frame *req, struct frame *reply, struct error *err)
+{
+  struct device_trace what = {0};
+  int handle = 0;
+  enum mf_status rc = read_kernel(c, req, &handle, err);
+  if(rc == MF_OK)
+    rc = read_struct(req, 0, &what, sizeof(what), "struct device_trace", err);
+  if(rc != MF_OK)
+    return rc;
+  if(what.bytes == 0)
+    return error_set(err, MF_ERR_USAGE, "device request: trace: expected some bytes of the workspace");
+  reply->blob[0] = calloc(1, what.bytes);
+  reply->blob_bytes[0] = what.bytes;
+  if(reply->blob[0] == NULL)
+    return error_set(err, MF_ERR_NOMEM, "no memory for a trace of %zu bytes", what.bytes);
+  c->profile_kernels = 0;
+  return c->ops->trace(c->dev, c->kernels[handle], &what, reply->blob[0], err);
+}
+
 /* ---- the loop ---- */
 static const struct {
   const char *op;
@@ -462,6 +482,7 @@ static const struct {
 } requests[] = {
     {"probe", do_probe}, {"doctor", do_doctor}, {"tool", do_tool},   {"reference", do_reference}, {"open", do_open},   {"problem", do_problem},
     {"kernel", do_kernel}, {"unload", do_unload}, {"check", do_check}, {"lock", do_lock},         {"profile", do_profile}, {"round", do_round},
+    {"trace", do_trace},
 };
 
 static enum mf_status answer(struct child *c, const struct frame *req, struct frame *reply, struct error *err)

@@ -33,6 +33,7 @@ static const char usage_text[] =
     "  verify FILE                                              checks a package's numbers on this machine\n"
     "  qualify FILE --baseline JSON [--spec SPEC.yaml]          a package against measurements of what it would replace, by the spec's limits\n"
     "  sign FILE --key PRIVATE                                  a package's Ed25519 signature, FILE.sig (verify FILE --key PUBLIC checks it)\n"
+    "  trace SHAPE|SPEC.yaml [-o FILE.svg]                      where the time of a launch goes, CTA by CTA\n"
     "  fuzz SPEC.yaml                                           random inputs and interleavings on the emulated device\n"
     "  doctor                                                   what this machine has and what is missing\n"
     "  version, help\n"
@@ -41,9 +42,11 @@ static const char usage_text[] =
     "  --device NAME         auto (default), none, cuda, cuda:N, or a device spec to plan for (h100-pcie); tune: also emu, emu:SPEC,\n"
     "                        which checks the numbers on an emulated GPU (needs a C++ compiler) and predicts the times\n"
     "  --tokens LIST         token counts, e.g. 1-8 or 1,2,4: instead of the spec's\n"
-    "  --schedule LIST       bench: schedules to time beside the winners, comma-separated; fuzz: the one to run (default: the default)\n"
+    "  --schedule LIST       bench: schedules to time beside the winners, comma-separated; fuzz, trace: the one to run (default: the default)\n"
+    "  --routing KIND        trace: uniform (default), zipf, dispersed, concentrated\n"
+    "  --launches N          trace: how many launches are traced, at most 8\n"
     "  --seeds N             fuzz: how many (default 100)\n"
-    "  --seed N              fuzz: the first (default 1)\n"
+    "  --seed N              fuzz: the first (default 1); trace: of the inputs\n"
     "  --effort LEVEL        quick, default, exhaustive\n"
     "  --jobs N              compile workers; fuzz: workers (default: the number of cores)\n"
     "  --check-jobs N        check workers (default: a quarter of the cores, at most 4; emulated: all cores)\n"
@@ -80,7 +83,8 @@ struct command_line {
 
 enum option_code {
   OPT_DEVICE = 256, OPT_TOKENS, OPT_EFFORT, OPT_JOBS, OPT_CHECK_JOBS, OPT_STORE, OPT_DB, OPT_TEMPLATES, OPT_GEN, OPT_DEVICES, OPT_TIMEOUT, OPT_RETIME,
-  OPT_DEBUG, OPT_JSON, OPT_QUIET, OPT_TP, OPT_TP_RANK, OPT_EP, OPT_EP_RANK, OPT_NAME, OPT_REJECTS, OPT_PREDICTED, OPT_SCHEDULE, OPT_SEEDS, OPT_SEED, OPT_KEY, OPT_SIGNATURE, OPT_BASELINE, OPT_SPEC
+  OPT_DEBUG, OPT_JSON, OPT_QUIET, OPT_TP, OPT_TP_RANK, OPT_EP, OPT_EP_RANK, OPT_NAME, OPT_REJECTS, OPT_PREDICTED, OPT_SCHEDULE, OPT_SEEDS, OPT_SEED, OPT_KEY, OPT_SIGNATURE, OPT_BASELINE, OPT_SPEC,
+  OPT_ROUTING, OPT_LAUNCHES
 };
 
 static const struct option long_options[] = {
@@ -99,7 +103,8 @@ static const struct option long_options[] = {
     {"seeds", required_argument, NULL, OPT_SEEDS},      {"seed", required_argument, NULL, OPT_SEED},
     {"baseline", required_argument, NULL, OPT_BASELINE}, {"spec", required_argument, NULL, OPT_SPEC},
     {"key", required_argument, NULL, OPT_KEY},          {"signature", required_argument, NULL, OPT_SIGNATURE},
-    {"schedule", required_argument, NULL, OPT_SCHEDULE},   {"version", no_argument, NULL, 'V'},                {NULL, 0, NULL, 0},
+    {"schedule", required_argument, NULL, OPT_SCHEDULE},   {"version", no_argument, NULL, 'V'},
+    {"routing", required_argument, NULL, OPT_ROUTING},  {"launches", required_argument, NULL, OPT_LAUNCHES},         {NULL, 0, NULL, 0},
 };
 
 static bool is_there(const char *path)
@@ -175,6 +180,14 @@ static enum mf_status parse_both(const char *option, const char *text, int high,
   return rc;
 }
 
+static enum mf_status parse_routing(const char *text, enum routing_kind *out, struct error *err)
+{
+  *out = routing_from_name(text);
+  if(*out != ROUTING_KINDS)
+    return MF_OK;
+  return error_set(err, MF_ERR_USAGE, "--routing: expected uniform, zipf, dispersed or concentrated, got \"%s\"", text);
+}
+
 static enum mf_status take_option(struct command_line *cl, int code, const char *value, struct error *err)
 {
   struct options *opt = &cl->opt;
@@ -198,6 +211,8 @@ static enum mf_status take_option(struct command_line *cl, int code, const char 
     case OPT_TIMEOUT: return parse_both("timeout-ms", value, 600000, &opt->timeout_ms, &opt->emulation_timeout_ms, err);
     case OPT_SEEDS: return parse_int("seeds", value, 1, 1000000, &opt->seeds, err);
     case OPT_SEED: return parse_int("seed", value, 0, INT_MAX - 1000000, &opt->first_seed, err);
+    case OPT_ROUTING: return parse_routing(value, &opt->routing, err);
+    case OPT_LAUNCHES: return parse_int("launches", value, 1, 8, &opt->launches, err);
     case OPT_RETIME: opt->retime = true; return MF_OK;
     case OPT_DEBUG: opt->debug = true; return MF_OK;
     case OPT_JSON: opt->json = true; return MF_OK;
@@ -330,6 +345,10 @@ static enum mf_status run_command(const struct command_line *cl, struct error *e
   if(strcmp(name, "bench") == 0) {
     rc = expect_operands(cl, 1, 255, "one or more shapes", err);
     return rc != MF_OK ? rc : bench_command(&cl->opt, rest, nrest, err);
+  }
+  if(strcmp(name, "trace") == 0) {
+    rc = expect_operands(cl, 1, 1, "one shape or spec file", err);
+    return rc != MF_OK ? rc : trace_command(&cl->opt, rest[0], err);
   }
   if(strcmp(name, "fuzz") == 0) {
     rc = expect_operands(cl, 1, 1, "one spec file", err);

@@ -27,7 +27,9 @@ struct options {
   int jobs;                  /* compile workers */
   int check_jobs;            /* concurrent check workers */
   int emulation_jobs;        /* the same on the emulated device */
-  int seeds, first_seed;     /* fuzz */
+  int seeds, first_seed;     /* fuzz; trace: the seed of the inputs */
+  enum routing_kind routing; /* trace */
+  int launches;              /* trace: how many, 0: as many as is usual on the device */
   bool json;
   bool quiet;                /* no progress */
   bool retime;               /* ignore samples of earlier runs */

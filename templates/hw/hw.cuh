@@ -12,6 +12,7 @@
 //   mbarrier.cuh  barriers in shared memory, with transaction counts
 //   copy.cuh      tensor copies, cp.async, L2 policies
 //   wgmma.cuh     e4m3 warpgroup products
+//   trace.cuh     stamps of the clock, in traced builds only (the same file on both sides)
 //   convert.cuh   bf16 and e4m3 conversions, fast and exactly rounded arithmetic
 //
 // Macros: MF_DEVICE marks a function of stage code (MF_ANYWHERE a constexpr one that runs nowhere), MF_UNROLL and MF_LOOP stand before loops that must be unrolled
@@ -45,3 +46,5 @@ using F32x4 = ::float4;
 #include "hw/convert.cuh"
 
 #endif
+
+#include "hw/trace.cuh"

@@ -56,4 +56,32 @@ MF_DEVICE uint64_t clock()
   return t;
 }
 
+// %clock, read when `loaded` has arrived: the read is predicated on it. (0 if it is the one bit pattern that no load here has.)
+MF_DEVICE uint32_t clock_behind(uint32_t loaded)
+{
+  uint32_t t;
+  asm volatile("{\n.reg .pred P;\n"
+               "setp.ne.u32 P, %1, 0x7FA5C3E1;\n"
+               "mov.u32 %0, 0;\n"
+               "@P mov.u32 %0, %%clock;\n}"
+               : "=r"(t) : "r"(loaded) : "memory");
+  return t;
+}
+
+// %globaltimer: nanoseconds on a clock that all SMs share. It may advance in steps of 32 ns, or of a microsecond.
+MF_DEVICE uint64_t global_timer()
+{
+  uint64_t t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+
+// %smid: the SM that the CTA runs on.
+MF_DEVICE uint32_t sm_index()
+{
+  uint32_t sm;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+  return sm;
+}
+
 } // namespace hw

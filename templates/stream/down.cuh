@@ -133,6 +133,8 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
   const float *h_scale = &sm.cleared.h_scale[0][block0][column];
 
   const HBatches<L> batches(c);
+  hw::Stopwatch stage_wait, h_wait;
+  hw::Tally stages;
   int turn = group; // plain tiles: the warpgroup's stages are those at which this is even
   MF_LOOP
   for(int slot = kAlternate ? group : 0; slot < active; slot += L::kDownSlots) {
@@ -158,11 +160,20 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
       const uint64_t tile_rows = hw::advance_descriptor(tile0, ring.stage * L::kStageBytes);
       SlotGroups<L> groups(sm.cleared.columns[slot]);
       hw::compute_now(groups.g);
+      stage_wait.start();
       hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitDownStage);
+      stage_wait.stop();
+      trace_first(c, MF_CONSUMER_DOWN_FIRST, stages);
+      trace_event(c, MF_CONSUMER_LANDED);
+      h_wait.start();
       if constexpr(L::kHandOff == 0)
         hw::wait_shared_at_least(&sm.h_loaded[slot % L::kHLoaders], slot / L::kHLoaders + 1, c.dog, L::kWaitH);
       else
         batches.wait_for(c, slot);
+      h_wait.stop();
+      trace_first(c, MF_CONSUMER_H_FIRST, stages);
+      trace_event(c, MF_CONSUMER_H_LAST);
+      stages.add();
       MF_LOOP
       for(;;) { // usually once
         Tile tile;
@@ -192,6 +203,10 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
       ring.advance();
     }
   }
+  trace_event(c, MF_CONSUMER_DOWN_DONE);
+  trace_value(c, MF_CONSUMER_DOWN_STAGES, stages.total());
+  trace_value(c, MF_CONSUMER_DOWN_WAIT, stage_wait.total());
+  trace_value(c, MF_CONSUMER_H_WAIT, h_wait.total());
 }
 
 // Adds up the warps' sums and the ranks that share a token, and stores y.

@@ -21,6 +21,7 @@
 // used in turn by successive launches; each launch clears the other one for its successor.
 #pragma once
 #include "stream/quantise.cuh"
+#include "stream/trace.cuh"
 
 namespace stream {
 
@@ -90,10 +91,14 @@ MF_DEVICE void finalise_units(const Context<L> &c, int b, uint32_t launch)
   uint32_t *counter = (uint32_t *)c.workspace(MF_STREAM_WS_TICKETS + (launch & 1) * MF_STREAM_WS_TICKET_STRIDE);
   uint16_t *h = (uint16_t *)(c.workspace(MF_STREAM_WS_H) + (size_t)(launch & 1) * L::kHBytes);
   TicketDrawer<L> drawer;
+  hw::Stopwatch wait;
+  hw::Tally done;
   MF_LOOP
   for(int n = 0;; ++n) {
+    wait.start();
     if(!hw::mbarrier_wait(&sm.barrier.reduce_full[b], n & 1, c.dog, L::kWaitReduceFull))
       break;
+    wait.stop();
     const uint32_t unit = sm.reduce_unit[b];
     if(unit == L::kEndOfUnits)
       break;
@@ -115,6 +120,10 @@ MF_DEVICE void finalise_units(const Context<L> &c, int b, uint32_t launch)
     const float h1 = hw::fast_divide(v[0].y, 1.0f + hw::fast_exp(-v[0].y)) * v[0].w;
     const float partner = hw::shuffle_xor(odd ? h0 : h1, 4);
     const uint32_t pair = odd ? hw::to_bf16_pair(partner, h1) : hw::to_bf16_pair(h0, partner);
+    trace_first(c, MF_HELPER_FIRST, done); // stamped ahead of the store: nobody can have seen it earlier
+    trace_event(c, MF_HELPER_LAST);
+    trace_entry(c, n, unit);
+    done.add();
     if(routed)
       hw::store_global_relaxed(dst, ~pair);
     hw::sync_warp();
@@ -127,6 +136,8 @@ MF_DEVICE void finalise_units(const Context<L> &c, int b, uint32_t launch)
   }
   if(c.lane == 0)
     hw::store_shared_relaxed(&sm.published[b], L::kAllPublished);
+  trace_value(c, MF_HELPER_COUNT, done.total());
+  trace_value(c, MF_HELPER_WAIT, wait.total());
 }
 
 // Waits until this CTA has published a unit beyond `unit` (or all of its own). All CTAs advance through the units together,
@@ -231,9 +242,14 @@ MF_DEVICE void load_h(const Context<L> &c, int j, uint32_t launch)
   auto &sm = c.sm;
   const char *h = c.workspace(MF_STREAM_WS_H) + (size_t)(launch & 1) * L::kHBytes;
   const int active = sm.active;
+  hw::Stopwatch wait, h_wait;
+  hw::Tally done;
   MF_LOOP
   for(int slot = j; slot < active; slot += L::kHLoaders) {
+    wait.start();
     wait_for_progress(c, smaller((slot + 1) * L::kUnits - 1, active * L::kUnits - L::kGridCtas));
+    wait.stop();
+    trace_entry(c, 3 * done.total(), slot);
     uint32_t tokens = sm.experts[slot] >> 16;
     MF_LOOP
     while(tokens != 0) {
@@ -244,6 +260,7 @@ MF_DEVICE void load_h(const Context<L> &c, int j, uint32_t launch)
       second.choose(c, h, slot, two ? hw::lowest_bit(tokens) : 0);
       tokens &= tokens - 1;
       hw::Spin spin;
+      h_wait.start();
       first.fetch(c);
       if(two)
         second.fetch(c);
@@ -261,6 +278,8 @@ MF_DEVICE void load_h(const Context<L> &c, int j, uint32_t launch)
           second.fetch(c);
         }
       }
+      h_wait.stop();
+      trace_entry(c, 3 * done.total() + 1, slot); // of the slot's last rows in the end
       first.store(c);
       if(two)
         second.store(c);
@@ -269,7 +288,14 @@ MF_DEVICE void load_h(const Context<L> &c, int j, uint32_t launch)
     hw::sync_warp();
     if(c.lane == 0)
       hw::store_shared_release(&sm.h_loaded[j], slot / L::kHLoaders + 1);
+    trace_first(c, MF_HELPER_FIRST, done);
+    trace_event(c, MF_HELPER_LAST);
+    trace_entry(c, 3 * done.total() + 2, slot);
+    done.add();
   }
+  trace_value(c, MF_HELPER_COUNT, done.total());
+  trace_value(c, MF_HELPER_WAIT, wait.total());
+  trace_value(c, MF_HELPER_H_WAIT, h_wait.total());
 }
 
 } // namespace stream

@@ -104,15 +104,21 @@ MF_DEVICE void load_h_batches(const Context<L> &c, int w, uint32_t launch)
   const char *h = c.workspace(MF_STREAM_WS_H) + (size_t)(launch & 1) * L::kHBytes;
   const HBatches<L> batches(c);
   const int active = sm.active, count = active << batches.log_halves;
+  const bool loader = w < L::kHLoaders; // consumers that help have no record of it in a trace
   uint32_t done = 0;
+  hw::Stopwatch wait;
+  hw::Tally traced;
   MF_LOOP
   for(int batch = w; batch < count; batch += batches.workers()) {
     const int slot = batch >> batches.log_halves;
     uint32_t tokens = sm.experts[slot] >> 16;
     if(batches.log_halves != 0)
       tokens &= batch & 1 ? 0xF0u : 0x0Fu;
-    if(tokens != 0 && w < L::kHLoaders)
+    if(tokens != 0 && loader) {
+      wait.start();
       wait_for_progress(c, smaller((slot + 1) * L::kUnits - 1, active * L::kUnits - L::kGridCtas));
+      wait.stop();
+    }
     MF_LOOP
     while(tokens != 0) {
       if((tokens & (tokens - 1)) == 0)
@@ -124,6 +130,15 @@ MF_DEVICE void load_h_batches(const Context<L> &c, int w, uint32_t launch)
     hw::sync_warp();
     if(c.lane == 0)
       hw::store_shared_release(&sm.h_loaded[w], ++done);
+    if(loader) {
+      trace_first(c, MF_HELPER_FIRST, traced);
+      trace_event(c, MF_HELPER_LAST);
+      traced.add();
+    }
+  }
+  if(loader) {
+    trace_value(c, MF_HELPER_COUNT, traced.total());
+    trace_value(c, MF_HELPER_WAIT, wait.total());
   }
 }
 

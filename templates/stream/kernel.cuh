@@ -25,21 +25,30 @@
 #include "stream/producer.cuh"
 #include "stream/quantise.cuh"
 #include "stream/route.cuh"
+#include "stream/trace.cuh"
 #include "stream/up.cuh"
 
 namespace stream {
 
 // The producer warp.
 template <class L>
-MF_DEVICE void produce(const Context<L> &c, const hw::TensorMap &up_map, const hw::TensorMap &down_map)
+MF_DEVICE void produce(Context<L> &c, const hw::Moment &begin, const hw::TensorMap &up_map, const hw::TensorMap &down_map)
 {
+#ifdef MF_TRACE
+  const uint32_t launch = ((const uint32_t *)c.workspace(MF_STREAM_WS_LAUNCHES))[c.cta];
+#else
+  const uint32_t launch = 0;
+#endif
   if(c.lane == 1)
     hw::prefetch_map(&up_map);
   if(c.lane == 2)
     hw::prefetch_map(&down_map);
   init_barriers(c);
   hw::sync_cta();
+  start_trace(c, launch, begin);
+  trace_event(c, MF_PRODUCER_READY);
   stream_weights(c, up_map, down_map);
+  trace_event(c, MF_PRODUCER_EXIT);
 }
 
 // A consumer warp behind the front.
@@ -53,6 +62,7 @@ MF_DEVICE void consume(const Context<L> &c, int consumer)
   float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   down_rows(c, consumer, ring, sum);
   store_rows(c, consumer, sum);
+  trace_event(c, MF_CONSUMER_STORED);
 }
 
 // All warps but the producer, behind kBarrierListed, where consumers load h between their two projections: they and the loaders meet in one copy of
@@ -67,39 +77,51 @@ MF_DEVICE void work_with_help(const Context<L> &c, int consumer, bool is_consume
     if(routes)
       publish_ranks(c, selection, token);
     hw::barrier_sync(L::kBarrierFront, L::kThreads - 32);
+    trace_event(c, MF_CONSUMER_FRONT);
     up_units(c, consumer, ring);
     if(consumers_help(c))
       worker = L::kHLoaders + consumer;
   } else {
     if(helper < L::kHelpers)
       prepare_down(c, helper, launch);
+    trace_event(c, MF_HELPER_PREPARED);
     hw::barrier_sync(L::kBarrierFront, L::kThreads - 32);
+    trace_event(c, MF_HELPER_FRONT);
+    if(helper == L::kHelpers - 1)
+      trace_clocks(c, launch, 0);
     if(helper < L::kReduceBuffers)
       finalise_units(c, helper, launch);
     else if(helper < L::kHelpers)
       worker = helper - L::kReduceBuffers;
   }
-  if(c.cta >= L::kDownCtas)
-    return;
-  if(worker >= 0)
+  if(worker >= 0 && c.cta < L::kDownCtas)
     load_h_batches(c, worker, launch);
-  if(is_consumer) {
+  if(!is_consumer) {
+    trace_event(c, MF_HELPER_EXIT);
+    return;
+  }
+  if(c.cta < L::kDownCtas) {
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     down_rows(c, consumer, ring, sum);
     store_rows(c, consumer, sum);
+    trace_event(c, MF_CONSUMER_STORED);
   }
+  trace_event(c, MF_CONSUMER_EXIT);
+  if(consumer == 0)
+    trace_clocks(c, launch, 1);
 }
 
 template <class L>
 MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const hw::TensorMap &down_map)
 {
-  const Context<L> c{*(typename L::Shared *)hw::dynamic_shared(), p,
-                     hw::make_watchdog((uint32_t *)((char *)p.workspace + MF_STREAM_WS_WATCHDOG)),
-                     hw::lane_index(), hw::warp_index(), hw::cta_index()};
+  const hw::Moment begin = hw::now();
+  Context<L> c{*(typename L::Shared *)hw::dynamic_shared(), p,
+               hw::make_watchdog((uint32_t *)((char *)p.workspace + MF_STREAM_WS_WATCHDOG)),
+               hw::lane_index(), hw::warp_index(), hw::cta_index()};
   if constexpr(L::Schedule::kPdl)
     hw::launch_dependents();
   if(c.warp == L::kProducerWarp) { // reads nothing that an earlier kernel writes before the routers have waited
-    produce(c, up_map, down_map);
+    produce(c, begin, up_map, down_map);
     return;
   }
 
@@ -122,11 +144,17 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
   hw::sync_cta();
   if(c.p.tokens == 1) // there is time for x, and without its loads the logits come sooner
     front.start();
+  start_trace(c, launch, begin);
+  if(scores)
+    hw::stamp_arrival(c.trace, MF_CONSUMER_LOGITS, selection.first_word());
   if(scores)
     selection.score_experts(c, token, part);
   if(routes)
     select_experts(c, selection, token);
+  if(routes)
+    trace_event(c, MF_CONSUMER_ROUTED);
   front.quantise();
+  trace_event(c, is_consumer ? (int)MF_CONSUMER_X : (int)MF_HELPER_X);
   hw::barrier_sync(L::kBarrierListed, L::kThreads);
 
   if constexpr(L::kConsumersHelp) {
@@ -137,13 +165,21 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
     if(routes)
       publish_ranks(c, selection, token);
     hw::barrier_sync(L::kBarrierFront, L::kThreads - 32);
+    trace_event(c, MF_CONSUMER_FRONT);
     consume(c, consumer);
+    trace_event(c, MF_CONSUMER_EXIT);
+    if(consumer == 0)
+      trace_clocks(c, launch, 1);
     return;
   }
   const int helper = L::helper_of(c.warp);
   if(helper < L::kHelpers)
     prepare_down(c, helper, launch);
+  trace_event(c, MF_HELPER_PREPARED);
   hw::barrier_sync(L::kBarrierFront, L::kThreads - 32);
+  trace_event(c, MF_HELPER_FRONT);
+  if(helper == L::kHelpers - 1) // a loader: there is nothing for it to do yet
+    trace_clocks(c, launch, 0);
   if(helper < L::kReduceBuffers)
     finalise_units(c, helper, launch);
   else if(helper < L::kHelpers && c.cta < L::kDownCtas) {
@@ -152,6 +188,7 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
     else
       load_h_batches(c, helper - L::kReduceBuffers, launch);
   }
+  trace_event(c, MF_HELPER_EXIT);
 }
 
 // What `mf_meta` holds.

@@ -200,6 +200,7 @@ struct Context {
   const mf_stream_params &p;
   hw::Watchdog dog;
   int lane, warp, cta;
+  hw::Trace trace{}; // where this thread's stamps go (trace.cuh); empty but in traced builds
 
   MF_DEVICE char *workspace(int offset) const { return (char *)p.workspace + offset; }
 

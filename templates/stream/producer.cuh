@@ -13,6 +13,7 @@
 // the ring is deeper only so that landed stages wait for the consumers instead of the stream waiting for them.
 #pragma once
 #include "stream/route.cuh"
+#include "stream/trace.cuh"
 
 namespace stream {
 
@@ -27,6 +28,7 @@ struct RingWriter {
   int oldest = 0;               // the oldest one in flight
   uint32_t oldest_parity = 0;
   int in_flight = 0;
+  hw::Stopwatch flight_wait, free_wait;
 
   MF_DEVICE explicit RingWriter(const Context<L> &context) : c(context)
   {
@@ -39,6 +41,7 @@ struct RingWriter {
   // Waits until the stage is free and no more than limit - 1 others are in flight.
   MF_DEVICE void acquire()
   {
+    flight_wait.start();
     while(full()) {
       hw::mbarrier_wait(&c.sm.barrier.full[oldest], oldest_parity, c.dog, L::kWaitFlight);
       if(++oldest == L::kRingStages) {
@@ -47,8 +50,11 @@ struct RingWriter {
       }
       --in_flight;
     }
+    flight_wait.stop();
+    free_wait.start();
     if(handed_out >= L::kRingStages)
       hw::mbarrier_wait(&c.sm.barrier.empty[stage], empty_parity, c.dog, L::kWaitRingFree);
+    free_wait.stop();
     hw::sync_warp(); // no lane may still be waiting for a phase when lane 0 sets off the next one
     ++handed_out;
     ++in_flight;
@@ -148,6 +154,7 @@ template <class L>
 MF_DEVICE int finish_list(const Context<L> &c)
 {
   hw::barrier_sync(L::kBarrierPicked, 64);
+  trace_event(c, MF_PRODUCER_LISTED);
   hw::barrier_arrive(L::kBarrierListed, L::kThreads);
   return c.sm.active;
 }
@@ -161,6 +168,7 @@ struct UpTurn {
   int turn = 0;
   int unit, slot, feature_block; // the unit's slot, and which of the slot's kUnits it is
   int k;                         // the first chunk of k
+  hw::Stopwatch ticket_wait;
 
   MF_DEVICE explicit UpTurn(const Context<L> &context) : c(context), static_rounds(context.static_rounds())
   {
@@ -182,7 +190,9 @@ struct UpTurn {
     int u = c.cta + L::kGridCtas * turn;
     if(turn >= static_rounds) {
       uint32_t *ticket = &c.sm.ticket[turn % L::kTicketQueue];
+      ticket_wait.start();
       u = (int)hw::wait_shared_nonzero(ticket, c.dog, L::kWaitTicket) - 1; // (one that the watchdog gave up is -1)
+      ticket_wait.stop();
       hw::sync_warp(); // all lanes have read it
       if(c.lane == 0)
         hw::store_shared_relaxed(ticket, 0);
@@ -193,6 +203,25 @@ struct UpTurn {
   MF_DEVICE bool exists(int active) const { return (uint32_t)unit < (uint32_t)(active * L::kUnits); }
 };
 
+// What only the producer's own trace knows at its end: the experts, and what it waited for.
+template <class L>
+MF_DEVICE void trace_stream(const Context<L> &c, const RingWriter<L> &ring, const UpTurn<L> &turn, int active, const hw::Tally &up_stages)
+{
+#ifdef MF_TRACE
+  trace_value(c, MF_PRODUCER_ACTIVE, active);
+  trace_value(c, MF_PRODUCER_UP_STAGES, up_stages.total());
+  trace_value(c, MF_PRODUCER_DOWN_STAGES, c.cta < L::kDownCtas && active > 0 ? ring.handed_out - up_stages.total() : 0);
+  trace_value(c, MF_PRODUCER_FLIGHT_WAIT, ring.flight_wait.total());
+  trace_value(c, MF_PRODUCER_RING_WAIT, ring.free_wait.total());
+  trace_value(c, MF_PRODUCER_TICKET_WAIT, turn.ticket_wait.total());
+  MF_LOOP
+  for(int slot = 0; c.cta == 0 && slot < active; ++slot)
+    trace_entry(c, slot, (c.sm.experts[slot] & 0xFFFF) + L::kExpertBegin);
+#else
+  (void)c, (void)ring, (void)turn, (void)active, (void)up_stages;
+#endif
+}
+
 // The whole of the producer's work behind sync_cta.
 template <class L>
 MF_DEVICE void stream_weights(const Context<L> &c, const hw::TensorMap &up_map, const hw::TensorMap &down_map)
@@ -202,11 +231,14 @@ MF_DEVICE void stream_weights(const Context<L> &c, const hw::TensorMap &up_map, 
   RingWriter<L> ring(c);
   UpTurn<L> turn(c);
 
+  hw::Tally up_stages;
   hw::barrier_sync(L::kBarrierRouted, 32 * (c.p.tokens + 1));
+  trace_event(c, MF_PRODUCER_ROUTED);
   bool listed = c.p.tokens > 1;
   int active;
   if(listed) {
     active = list_experts(c);
+    trace_event(c, MF_PRODUCER_LISTED);
     hw::barrier_arrive(L::kBarrierListed, L::kThreads);
   } else {
     active = sm.active_first; // may turn out smaller, but not below the slots of the first units
@@ -229,8 +261,12 @@ MF_DEVICE void stream_weights(const Context<L> &c, const hw::TensorMap &up_map, 
         hw::Mbarrier *full = &sm.barrier.full[ring.stage];
         sm.stage_unit[ring.stage] = turn.unit;
         hw::mbarrier_arrive_expect(full, L::kStageBytes);
+        trace_first(c, MF_PRODUCER_FIRST_COPY, up_stages); // stamped ahead of the copy: nobody can have seen it earlier
+        trace_event(c, MF_PRODUCER_LAST_UP);
+        trace_event(c, MF_PRODUCER_LAST_COPY);
         hw::copy_tensor_5d(sm.ring[ring.stage], &up_map, 0, 0, 0, unit_row, k * L::kStageKBlocks, full, policy);
       }
+      up_stages.add();
       if(chunk == 0)
         copy_scale_rows(c, turn.turn, expert, (L::kOffset / 8 + turn.feature_block) / 16);
       hw::sync_warp();
@@ -253,6 +289,7 @@ MF_DEVICE void stream_weights(const Context<L> &c, const hw::TensorMap &up_map, 
       sm.stage_unit[ring.stage] = L::kEndOfUnits;
       hw::mbarrier_arrive(&sm.barrier.full[ring.stage]);
     }
+    trace_stream(c, ring, turn, active, up_stages);
     return;
   }
 
@@ -265,12 +302,16 @@ MF_DEVICE void stream_weights(const Context<L> &c, const hw::TensorMap &up_map, 
       ring.acquire();
       if(c.lane == 0) {
         sm.stage_unit[ring.stage] = L::kEndOfUnits;
+        if(slot == 0 && piece == 0)
+          trace_event(c, MF_PRODUCER_FIRST_DOWN);
+        trace_event(c, MF_PRODUCER_LAST_COPY);
         copy_down_piece(c, ring.stage, down_map, slot, piece, active, policy);
       }
       hw::sync_warp();
       ring.advance();
     }
   }
+  trace_stream(c, ring, turn, active, up_stages);
 }
 
 } // namespace stream

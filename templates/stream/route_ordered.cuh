@@ -35,6 +35,7 @@ struct OrderedSelection {
 
   MF_DEVICE static int log_warps(int tokens) { return decltype(scoring)::log_warps(tokens); }
   MF_DEVICE void load(const Context<L> &c, int token, int part) { scoring.load(c, token, part); }
+  MF_DEVICE uint32_t first_word() const { return scoring.first_word(); }
   MF_DEVICE void score_experts(const Context<L> &c, int token, int part) { scoring.score(c, token, part); }
 
   MF_DEVICE void read_orders(const Context<L> &c, int token, uint32_t (&order)[kCount]) const

@@ -24,6 +24,7 @@ struct PackedSelection {
     load_lane_bf16<kCount, L::kColumns>(raw, (const uint16_t *)c.p.logits + (size_t)token * c.p.logits_pitch, c.lane, 0xFFFFFFFFu);
   }
 
+  MF_DEVICE uint32_t first_word() const { return raw[0]; } // of what load() loads
   MF_DEVICE void score_experts(const Context<L> &, int, int) {}
 
   MF_DEVICE void prepare(const Context<L> &c, int)

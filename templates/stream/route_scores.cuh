@@ -75,6 +75,8 @@ struct SeparateScoring {
     }
   }
 
+  MF_DEVICE uint32_t first_word() const { return hw::float_bits(logit[0].x); } // of what load() loads
+
   MF_DEVICE static void score_one(float l, float b, float &score, uint32_t &order)
   {
     if constexpr(Shape::kScoring == MF_STREAM_SIGMOID) // (anything for NaN: without a branch, evaluations overlap)
@@ -143,6 +145,8 @@ struct ProbabilityScoring {
     if constexpr(Shape::kBias)
       load_lane_words<kCount, L::kColumns>(bias, c.p.bias, c.lane, 0u);
   }
+
+  MF_DEVICE uint32_t first_word() const { return logit[0]; }
 
   MF_DEVICE void score(const Context<L> &c, int token, int)
   {

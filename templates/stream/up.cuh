@@ -24,6 +24,7 @@
 // product, whose column group is the only one that their operands reach, and keep nothing of it.
 #pragma once
 #include "stream/layout.cuh"
+#include "stream/trace.cuh"
 
 namespace stream {
 
@@ -66,13 +67,18 @@ MF_DEVICE void up_units(const Context<L> &c, int consumer, RingReader<L> &ring)
   const uint64_t x0 = hw::matrix_descriptor(sm.x[group * 4]);
   const float *x_scale = &sm.cleared.x_scale[first_block][2 * (c.lane & 3)];
   int turn = 0;
+  hw::Stopwatch stage_wait, reduce_wait;
   MF_LOOP
   for(;; ++turn) {
+    stage_wait.start();
     if(!hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitUpStage))
       break;
+    stage_wait.stop();
     const uint32_t unit = sm.stage_unit[ring.stage];
     if(unit == L::kEndOfUnits)
       break;
+    if(turn == 0)
+      trace_event(c, MF_CONSUMER_UP_FIRST);
     const int slot = turn % L::kScaleSlots;
     hw::mbarrier_wait(&sm.barrier.scales[slot], (turn / L::kScaleSlots) & 1, c.dog, L::kWaitScales);
     const float *w_scale = &sm.up_scale[slot][0][first_block];
@@ -84,8 +90,10 @@ MF_DEVICE void up_units(const Context<L> &c, int consumer, RingReader<L> &ring)
       const hw::F32x2 sx = exists ? *(const hw::F32x2 *)(x_scale + k * (L::kStageKBlocks * 8)) : hw::F32x2{0.0f, 0.0f};
       const float gate_scale = exists ? w_scale[k * L::kStageKBlocks] : 0.0f;
       const float up_scale = exists ? w_scale[k * L::kStageKBlocks + L::kKBlocks] : 0.0f;
+      stage_wait.start();
       if(chunk > 0)
         hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitUpStage);
+      stage_wait.stop();
       float d[16];
       const uint64_t tile = hw::advance_descriptor(tile0, ring.stage * L::kStageBytes);
       const uint64_t x = hw::advance_descriptor(x0, k * (L::kStageKBlocks * 1024));
@@ -110,8 +118,15 @@ MF_DEVICE void up_units(const Context<L> &c, int consumer, RingReader<L> &ring)
       if(++k == L::kUnitStages)
         k = 0;
     }
+    trace_entry(c, turn, unit);
+    reduce_wait.start();
     hand_over(c, turn, consumer, unit, sum);
+    reduce_wait.stop();
   }
+  trace_event(c, MF_CONSUMER_UP_DONE);
+  trace_value(c, MF_CONSUMER_UNITS, turn);
+  trace_value(c, MF_CONSUMER_UP_WAIT, stage_wait.total());
+  trace_value(c, MF_CONSUMER_REDUCE_WAIT, reduce_wait.total());
   const float nothing[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   MF_LOOP
   for(int end = turn + L::kReduceBuffers; turn < end; ++turn) // also waits until every buffer has been read

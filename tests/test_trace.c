@@ -1,0 +1,617 @@
+/* test_trace.c - `moeforge trace`: clocks that are placed on one axis, what is missing or out of order is a finding, phases and the critical path; traced
+ * kernels on the emulated device (every CTA's events, across CTAs too; numbers stay right; picture and JSON are well-formed); traced kernels compile as
+ * others do, and untraced ones are not changed by their trace points. */
+#include "emu_fixture.h"
+#include "tool_fixture.h"
+
+#include <math.h>
+
+#include "compile.h"
+#include "limits.h"
+#include "trace.h"
+
+#define EMULATED "--device emu --quiet"
+
+static struct error err;
+
+/* ---- records made by hand ---- */
+#define CTAS 3
+#define LAUNCHES 4
+#define FIRST 6      /* launches 6 .. 9: the ring wraps */
+#define CYCLES 1.755 /* per ns */
+#define STEP 32      /* of the timer */
+
+static struct mf_trace_cta area[MF_TRACE_LAUNCHES * CTAS];
+
+static struct mf_trace_cta *record(int launch, int cta)
+{
+  return &area[(FIRST + launch) % MF_TRACE_LAUNCHES * CTAS + cta];
+}
+
+/* Clock of an SM at a true time in ns: each began at another moment, one is about to overflow its low word. */
+static uint64_t clock_at(uint32_t sm, double ns)
+{
+  return (sm == 7 ? 0xFFFFF000ull : 1000000ull * sm) + (uint64_t)llround(ns * CYCLES);
+}
+
+static uint32_t stamp_at(uint32_t sm, double ns)
+{
+  return (uint32_t)clock_at(sm, ns) | 1;
+}
+
+static void pair_at(struct mf_trace_cta *r, int i, double ns)
+{
+  const uint64_t clock = clock_at(r->sm, ns), timer = 1700000000000000000ull + (uint64_t)(ns / STEP) * STEP;
+  r->pair[i][0] = (uint32_t)clock;
+  r->pair[i][1] = (uint32_t)(clock >> 32);
+  r->pair[i][2] = (uint32_t)timer;
+  r->pair[i][3] = (uint32_t)(timer >> 32);
+}
+
+/* A launch of CTAS CTAs that begins at 'at' ns, the CTAs 40 ns apart, events 100 ns apart; one expert of three units, one per CTA; CTA 2 has no down rows. */
+static void make_launch(int launch, double at)
+{
+  for(int c = 0; c < CTAS; c++) {
+    struct mf_trace_cta *r = record(launch, c);
+    const double begin = at + 40 * c;
+    const uint32_t sm = (uint32_t)((c * 3 + launch) % 3 + 5); /* launches are dealt to SMs in another way each */
+    *r = (struct mf_trace_cta){.launch = (uint32_t)(FIRST + launch + 1), .sm = sm, .finalisers = 1, .loaders = 1, .down_ctas = CTAS - 1, .units = CTAS};
+    pair_at(r, 0, begin + 333);
+    pair_at(r, 1, begin + 2111);
+    for(int track = 0; track < MF_TRACE_HELPER + 2; track++)
+      for(int e = 0; trace_event_name(track, e) != NULL; e++)
+        r->track[track].time[e] = stamp_at(sm, begin + 100 * e);
+    r->track[MF_TRACE_PRODUCER].value[MF_PRODUCER_ACTIVE] = 1;
+    r->track[MF_TRACE_PRODUCER].value[MF_PRODUCER_UP_STAGES] = 1;
+    r->track[MF_TRACE_PRODUCER].value[MF_PRODUCER_DOWN_STAGES] = c < CTAS - 1;
+    r->track[MF_TRACE_PRODUCER].value[MF_PRODUCER_RING_WAIT] = 1755;
+    r->track[MF_TRACE_PRODUCER].list[0][1] = 42;
+    for(int group = 0; group < 2; group++) {
+      struct mf_trace_track *tr = &r->track[MF_TRACE_CONSUMER + group];
+      tr->value[MF_CONSUMER_UNITS] = 1;
+      tr->value[MF_CONSUMER_DOWN_STAGES] = c < CTAS - 1;
+      tr->list[0][0] = stamp_at(sm, begin + 580);
+      tr->list[0][1] = (uint32_t)c;
+      for(int e = MF_CONSUMER_DOWN_FIRST; c == CTAS - 1 && e < MF_CONSUMER_EXIT; e++)
+        tr->time[e] = 0;
+    }
+    r->track[MF_TRACE_HELPER].value[MF_HELPER_COUNT] = 1;
+    r->track[MF_TRACE_HELPER].list[0][0] = stamp_at(sm, begin + 500);
+    r->track[MF_TRACE_HELPER].list[0][1] = (uint32_t)c;
+    r->track[MF_TRACE_HELPER + 1].value[MF_HELPER_COUNT] = c < CTAS - 1;
+    for(int i = 0; i < 3; i++)
+      r->track[MF_TRACE_HELPER + 1].list[i][0] = stamp_at(sm, begin + 450 + 200 * i);
+  }
+}
+
+static void make_area(void)
+{
+  memset(area, 0, sizeof(area));
+  for(int l = 0; l < LAUNCHES; l++)
+    make_launch(l, 10011 + 4021.0 * l);
+}
+
+static enum mf_status read_area(struct trace *t)
+{
+  return trace_read(area, CTAS, FIRST, LAUNCHES, false, t, &err);
+}
+
+START_TEST(clocks_meet_on_one_axis)
+{
+  struct trace t;
+  make_area();
+  ck_assert_msg(read_area(&t) == MF_OK, "%s", err.text);
+  ck_assert_double_eq_tol(t.cycles_per_us, CYCLES * 1000, 10);
+  ck_assert_double_gt(t.uncertainty, 0);
+  ck_assert_double_le(t.uncertainty, STEP / 2.0 / 1000); /* narrower than a step of the timer */
+  ck_assert_int_eq(t.launches, LAUNCHES);
+  ck_assert_int_eq(t.launch[2].experts[0], 42);
+  for(int l = 0; l < LAUNCHES; l++) {
+    ck_assert_uint_eq(t.launch[l].number, (unsigned)(FIRST + l));
+    for(int c = 0; c < CTAS; c++) {
+      const struct trace_track *tr = &t.launch[l].ctas[c].track[MF_TRACE_PRODUCER];
+      ck_assert_double_eq_tol(tr->time[MF_PRODUCER_LAST_COPY] - tr->time[MF_PRODUCER_BEGIN], 0.1 * MF_PRODUCER_LAST_COPY, 0.01); /* on an SM: exact, but for the frequency */
+      ck_assert_double_eq_tol(tr->time[0], 0.04 * c, 2 * t.uncertainty + 0.005);                                                /* across SMs */
+      ck_assert_double_eq_tol(tr->value[MF_PRODUCER_RING_WAIT], 1.0, 0.01);
+    }
+  }
+  trace_free(&t);
+}
+END_TEST
+
+START_TEST(phases_and_path)
+{
+  struct trace_phase phases[TRACE_PHASES_MAX];
+  const struct trace_title title = {.shape = "a<b&c", .device = "d", .schedule = "s", .routing = "uniform", .tokens = 1, .expert_bytes = 3e6};
+  struct trace_path path;
+  struct trace t;
+  struct strbuf text;
+  int count, found = 0, cta = -1;
+  make_area();
+  for(int c = 0; c < CTAS; c++)
+    record(1, c)->track[MF_TRACE_CONSUMER].time[MF_CONSUMER_EXIT] = stamp_at(record(1, c)->sm, 10011 + 4021 + 40 * c + 1400);
+  record(1, 1)->track[MF_TRACE_CONSUMER].time[MF_CONSUMER_STORED] = stamp_at(record(1, 1)->sm, 10011 + 4021 + 40 + 1390); /* the longest launch */
+  ck_assert_msg(read_area(&t) == MF_OK, "%s", err.text);
+  count = trace_phases(&t, phases);
+  for(int i = 0; i < count; i++) {
+    if(strcmp(phases[i].name, "up done") == 0) {
+      ck_assert_int_eq(phases[i].count, CTAS * LAUNCHES);
+      ck_assert_double_eq_tol(phases[i].low, 0.6, 0.05);
+      ck_assert_double_eq_tol(phases[i].median, 0.64, 0.05);
+      ck_assert_double_eq_tol(phases[i].high, 0.68, 0.05);
+      found++;
+    } else if(strcmp(phases[i].name, "y stored") == 0) { /* of those that store some */
+      ck_assert_int_eq(phases[i].count, (CTAS - 1) * LAUNCHES);
+      ck_assert_double_eq_tol(phases[i].high, 1.43, 0.05);
+      found++;
+    } else if(strcmp(phases[i].name, "producer: no free stage") == 0) {
+      ck_assert(phases[i].wait);
+      ck_assert_double_eq_tol(phases[i].median, 1.0, 0.01);
+      found++;
+    }
+  }
+  ck_assert_int_eq(found, 3);
+  path = trace_find_path(&t);
+  ck_assert_int_ne(path.launch, 1);
+  ck_assert_int_eq(path.h_slot, 0);
+  ck_assert_int_eq(path.h_cta, CTAS - 1); /* its unit is the last one */
+  ck_assert_double_eq_tol(path.h_done, 0.58, 0.05);
+  ck_assert_int_eq(path.y_cta, CTAS - 2);
+  ck_assert_double_eq_tol(path.y_done, 1.24, 0.05);
+  ck_assert_double_eq_tol(path.y_written - path.y_fetched, 0.2, 0.01);
+  ck_assert(isnan(path.h_before));
+  ck_assert(isnan(trace_slot_done(&t, &t.launch[0], 1, &cta)));
+  strbuf_init(&text, 1 << 20);
+  trace_text(&t, &title, &text);
+  ck_assert_msg(strstr(strbuf_text(&text), "last h   expert 42 (slot 0 of 1) complete at 0.5") != NULL, "%s", strbuf_text(&text));
+  ck_assert_msg(strstr(strbuf_text(&text), "TB/s") != NULL, "%s", strbuf_text(&text));
+  strbuf_free(&text);
+  strbuf_init(&text, 1 << 20);
+  trace_svg(&t, &title, &text);
+  ck_assert_ptr_nonnull(strstr(strbuf_text(&text), "a&lt;b&amp;c on d"));
+  strbuf_free(&text);
+  trace_free(&t);
+}
+END_TEST
+
+/* What is wrong with a record, and what is said. */
+static void lose_event(void) { record(1, 2)->track[MF_TRACE_CONSUMER + 1].time[MF_CONSUMER_UP_DONE] = 0; }
+static void lose_down(void) { record(3, 0)->track[MF_TRACE_CONSUMER].time[MF_CONSUMER_H_FIRST] = 0; }
+static void lose_logits(void) { record(0, 0)->track[MF_TRACE_CONSUMER].time[MF_CONSUMER_LOGITS] = 0; }
+static void lose_entry(void) { record(0, 0)->track[MF_TRACE_HELPER].list[0][0] = 0; }
+static void lose_helper(void) { record(2, 1)->track[MF_TRACE_HELPER + 1].time[MF_HELPER_LAST] = 0; }
+static void lose_record(void) { memset(record(2, 1), 0, sizeof(*area)); }
+static void another_launch(void) { record(2, 1)->launch -= MF_TRACE_LAUNCHES; }
+static void turn_round(void) { record(0, 1)->track[MF_TRACE_PRODUCER].time[MF_PRODUCER_LAST_COPY] = record(0, 1)->track[MF_TRACE_PRODUCER].time[MF_PRODUCER_FIRST_COPY]; }
+static void y_before_products(void) { record(0, 1)->track[MF_TRACE_CONSUMER].time[MF_CONSUMER_STORED] = stamp_at(record(0, 1)->sm, 10011 + 40 + 1050); }
+static void too_many_tracks(void) { record(1, 1)->loaders = MF_TRACE_TRACKS; }
+static void timer_stands(void)
+{
+  for(int l = 0; l < LAUNCHES; l++)
+    for(int c = 0; c < CTAS; c++)
+      for(int i = 0; i < 2; i++)
+        record(l, c)->pair[i][2] = record(l, c)->pair[i][3] = 5;
+}
+
+static const struct {
+  void (*spoil)(void);
+  const char *text;
+} spoilt[] = {
+    {lose_event, "launch 7, CTA 2, consumers 1: no \"up done\""},
+    {lose_down, "launch 9, CTA 0, consumers 0: no \"first h there\""},
+    {lose_logits, "launch 6, CTA 0, consumers 0: no \"logits loaded\""},
+    {lose_entry, "launch 6, CTA 0, finaliser 0: an entry of its list was not written"},
+    {lose_helper, "launch 8, CTA 1, h loader 0: no \"last done\""},
+    {lose_record, "CTA 1 left no record of launch 8"},
+    {another_launch, "CTA 1 left no record of launch 8"},
+    {turn_round, "launch 6, CTA 1, producer: \"last copy\" comes before \"first down copy\""},
+    {y_before_products, "launch 6, CTA 1, consumers 0: \"y stored\" comes before"},
+    {too_many_tracks, "CTA 1 left a record of launch 7 that makes no sense"},
+    {timer_stands, "timer did not advance"},
+};
+
+START_TEST(what_is_missing_is_a_finding)
+{
+  struct trace t;
+  make_area();
+  ck_assert_msg(read_area(&t) == MF_OK, "%s", err.text);
+  trace_free(&t);
+  spoilt[_i].spoil();
+  ck_assert_int_eq(read_area(&t), MF_ERR_CHECK);
+  ck_assert_msg(strstr(err.text, spoilt[_i].text) != NULL, "\"%s\" is not in: %s", spoilt[_i].text, err.text);
+}
+END_TEST
+
+/* Lists have an end; what there was no room for is counted. */
+START_TEST(full_lists)
+{
+  struct trace t;
+  make_area();
+  record(0, 0)->track[MF_TRACE_HELPER].value[MF_HELPER_COUNT] = MF_TRACE_LIST + 9;
+  for(int i = 0; i < MF_TRACE_LIST; i++)
+    record(0, 0)->track[MF_TRACE_HELPER].list[i][0] = stamp_at(record(0, 0)->sm, 11000);
+  record(0, 0)->track[MF_TRACE_HELPER + 1].value[MF_HELPER_COUNT] = MF_TRACE_LIST / 3 + 1;
+  for(int i = 0; i < MF_TRACE_LIST; i++)
+    record(0, 0)->track[MF_TRACE_HELPER + 1].list[i][0] = stamp_at(record(0, 0)->sm, 11000);
+  ck_assert_msg(read_area(&t) == MF_OK, "%s", err.text);
+  ck_assert_int_eq(t.dropped, 9 + 3 - MF_TRACE_LIST % 3);
+  ck_assert_int_eq(t.launch[0].ctas[0].track[MF_TRACE_HELPER].entries, MF_TRACE_LIST);
+  trace_free(&t);
+}
+END_TEST
+
+/* ---- kernels on the emulated device ---- */
+static struct tool tool;
+
+static void begin(void)
+{
+  tool_begin(&tool);
+}
+
+static void end(void)
+{
+  tool_end(&tool);
+}
+
+static double event_of(const json_t *track, const char *name)
+{
+  const json_t *v = json_object_get(json_object_get(track, "events"), name);
+  return v != NULL ? json_number_value(v) : NAN;
+}
+
+static double value_of(const json_t *track, const char *name)
+{
+  const json_t *v = json_object_get(json_object_get(track, "values"), name);
+  ck_assert_msg(json_is_number(v), "%s", name);
+  return json_number_value(v);
+}
+
+/* Every unit is multiplied and published once, by one CTA; every CTA with rows of w2 fetches every expert's h, and not before it was published. */
+static void check_launch(const json_t *launch, int down_ctas, int units, int unit_stages)
+{
+  const json_t *ctas = json_object_get(launch, "ctas"), *experts = json_object_get(launch, "experts");
+  const int active = (int)json_integer_value(json_object_get(launch, "active"));
+  double *published = calloc((size_t)(active * units), sizeof(*published)), up_stages = 0;
+  size_t c, k, i;
+  const json_t *cta, *track, *entry;
+  ck_assert_uint_eq(json_array_size(experts), (size_t)active);
+  json_array_foreach(ctas, c, cta) {
+    json_array_foreach(json_object_get(cta, "tracks"), k, track) {
+      const char *name = json_string_value(json_object_get(track, "name"));
+      if(strcmp(name, "producer") == 0) {
+        up_stages += value_of(track, "up stages");
+        ck_assert_double_le(event_of(track, "begin"), event_of(track, "woken"));
+        ck_assert_double_le(event_of(track, "woken"), event_of(track, "listed"));
+      }
+      if(strncmp(name, "finaliser", 9) != 0)
+        continue;
+      json_array_foreach(json_object_get(track, "list"), i, entry) {
+        const int unit = (int)json_integer_value(json_array_get(entry, 1));
+        ck_assert_int_lt(unit, active * units);
+        ck_assert_msg(published[unit] <= 0, "unit %d is published twice", unit);
+        published[unit] = json_number_value(json_array_get(entry, 0));
+      }
+    }
+  }
+  ck_assert_double_eq_tol(up_stages, active * units * unit_stages, 0.1);
+  for(int u = 0; u < active * units; u++)
+    ck_assert_msg(published[u] > 0, "unit %d is published by nobody", u);
+  json_array_foreach(ctas, c, cta) {
+    const double first_copy = event_of(json_array_get(json_object_get(cta, "tracks"), 0), "first copy");
+    int fetched = 0;
+    json_array_foreach(json_object_get(cta, "tracks"), k, track) {
+      const char *name = json_string_value(json_object_get(track, "name"));
+      if(strncmp(name, "consumers", 9) == 0) {
+        ck_assert(!(event_of(track, "first stage landed") < first_copy));
+        ck_assert((int)c >= down_ctas || event_of(track, "y stored") <= json_number_value(json_object_get(launch, "length")));
+        ck_assert(((int)c < down_ctas) == !isnan(event_of(track, "y stored")));
+      }
+      if(strncmp(name, "h loader", 8) != 0)
+        continue;
+      for(i = 1; i < json_array_size(json_object_get(track, "list")); i += 3) { /* {progress}, {fetched}, {written} */
+        const json_t *at = json_array_get(json_object_get(track, "list"), i);
+        const int slot = (int)json_integer_value(json_array_get(at, 1));
+        for(int u = slot * units; u < (slot + 1) * units; u++)
+          ck_assert_msg(published[u] <= json_number_value(json_array_get(at, 0)), "CTA %zu has h of unit %d before it is published", c, u);
+        fetched++;
+      }
+    }
+    ck_assert_int_eq(fetched, (int)c < down_ctas ? active : 0);
+  }
+  free(published);
+}
+
+/* The JSON of a run, which is larger than what the fixture keeps. */
+static json_t *read_json(void)
+{
+  char path[512];
+  json_t *all;
+  json_error_t why;
+  snprintf(path, sizeof(path), "%s/stdout", tool.folder);
+  all = json_load_file(path, 0, &why);
+  ck_assert_msg(all != NULL, "line %d: %s", why.line, why.text);
+  return all;
+}
+
+static void check_json(int units, int unit_stages, int launches)
+{
+  json_t *all = read_json();
+  const json_t *launch;
+  size_t l;
+  ck_assert_str_eq(json_string_value(json_object_get(all, "unit")), "steps");
+  ck_assert_int_eq(json_integer_value(json_object_get(all, "dropped")), 0);
+  ck_assert_uint_eq(json_array_size(json_object_get(all, "launches")), (size_t)launches);
+  ck_assert_uint_gt(json_array_size(json_object_get(all, "moments")), 15);
+  json_array_foreach(json_object_get(all, "launches"), l, launch) {
+    ck_assert_uint_eq(json_array_size(json_object_get(launch, "ctas")), 18);
+    check_launch(launch, (int)json_integer_value(json_object_get(all, "down_ctas")), units, unit_stages);
+  }
+  json_decref(all);
+}
+
+/* Token counts and schedules: with and without tickets, deep and shallow rings, two and four loaders. */
+static const char *const runs[] = {
+    "--tokens 1",
+    "--tokens 4 --schedule stream/ring4-ld2-la2-fl3-fd2-st0-rk0 --routing dispersed --seed 5",
+    "--tokens 8 --schedule stream/ring10-ld4-la4-fl4-fd2-st1000-rk1 --routing concentrated --launches 3",
+};
+
+START_TEST(every_cta_has_its_events)
+{
+  tool_run(&tool, "trace specs/models/tiny.yaml " EMULATED " --json %s", runs[_i]);
+  tool_expect(&tool, 0);
+  check_json(256 / 8, 1, strstr(runs[_i], "--launches 3") != NULL ? 3 : 2);
+}
+END_TEST
+
+/* Scores are computed; features do not fill their blocks; a second chunk of k with one block; tiles of 64 rows. */
+START_TEST(another_policy)
+{
+  char path[300];
+  FILE *f;
+  snprintf(path, sizeof(path), "%s/other.yaml", tool.folder);
+  f = fopen(path, "w");
+  ck_assert_ptr_nonnull(f);
+  fputs("name: other\nsource: made up\nshape:\n  experts: 64\n  top_k: 3\n  hidden: 1152\n  intermediate: 80\nrouter:\n  score: sigmoid\n  bias: true\n"
+        "  renormalize: true\ntokens: 1-8\n", f);
+  fclose(f);
+  tool_run(&tool, "trace %s " EMULATED " --json --tokens 2", path);
+  tool_expect(&tool, 0);
+  check_json(80 / 8, 2, 2);
+}
+END_TEST
+
+/* Tags are closed in turn, attributes quoted, nothing but the five entities. */
+static void check_xml(const char *text)
+{
+  const char *open[64];
+  size_t length[64];
+  int depth = 0, elements = 0;
+  for(const char *at = strchr(text, '<'); at != NULL; at = strchr(at + 1, '<')) {
+    const char *close = strchr(at, '>'), *next = strchr(at + 1, '<');
+    const size_t name = strcspn(at + 1 + (at[1] == '/'), " />\n");
+    int quotes = 0;
+    ck_assert_ptr_nonnull(close);
+    ck_assert(next == NULL || next > close);
+    for(const char *s = at; s < close; s++)
+      quotes += *s == '"';
+    ck_assert_int_eq(quotes % 2, 0);
+    if(at[1] == '/') {
+      ck_assert_int_gt(depth, 0);
+      depth--;
+      ck_assert(length[depth] == name && strncmp(open[depth], at + 2, name) == 0);
+      continue;
+    }
+    elements++;
+    if(close[-1] == '/')
+      continue;
+    ck_assert_int_lt(depth, 64);
+    open[depth] = at + 1;
+    length[depth++] = name;
+  }
+  ck_assert_int_eq(depth, 0);
+  ck_assert_int_gt(elements, 300);
+  for(const char *at = strchr(text, '&'); at != NULL; at = strchr(at + 1, '&'))
+    ck_assert(strncmp(at, "&lt;", 4) == 0 || strncmp(at, "&gt;", 4) == 0 || strncmp(at, "&amp;", 5) == 0);
+  ck_assert_ptr_null(strstr(text, "nan"));
+  ck_assert_ptr_null(strstr(text, "inf\""));
+}
+
+START_TEST(text_and_picture)
+{
+  static char svg[1 << 20];
+  tool_run(&tool, "trace specs/models/tiny.yaml " EMULATED " --tokens 2 --launches 1 -o %s/t.svg", tool.folder);
+  tool_expect(&tool, 0);
+  ck_assert_str_eq(tool.err, "");
+  tool_says(&tool, out, "tiny on emu-sm90: 2 tokens, uniform, stream/ring10-ld4-la4-fl4-fd2-st1000-rk1, 1 launch\n");
+  tool_says(&tool, out, "no prediction of a GPU's");
+  tool_says(&tool, out, "  y stored  ");
+  tool_says(&tool, out, "  producer: flight cap  ");
+  tool_says(&tool, out, "launch 1, of median length:");
+  tool_says(&tool, out, "  last y   CTA ");
+  tool_slurp(tool.folder, "t.svg", svg, sizeof(svg));
+  ck_assert(strncmp(svg, "<svg xmlns=", 11) == 0);
+  ck_assert_ptr_nonnull(strstr(svg, "<title>CTA 17 on SM 17</title>"));
+  ck_assert_ptr_nonnull(strstr(svg, ">y stored "));
+  check_xml(svg);
+}
+END_TEST
+
+/* The same kernel as without trace points, but slower: its numbers stay right, launch after launch. */
+START_TEST(numbers_stay_right)
+{
+  const struct test_case cases[] = {{3, ROUTING_UNIFORM, CASE_NORMAL, 1}, {1, ROUTING_ZIPF, CASE_NORMAL, 2}};
+  struct emu_subject s = {.problem = emu_smallest_problem(), .sched = {.family = &family_stream}};
+  struct emu_outcome outcome;
+  const size_t line = strlen("#define MF_TRACE 1\n");
+  struct artifact art = {0};
+  size_t bytes;
+  char *source;
+  void *image;
+  s.emulation.info = emu_device_of(18);
+  s.emulation.seed = 3;
+  family_stream.default_schedule(&s.problem, 8, &s.emulation.info, &s.sched);
+  emu_open(&s, "templates", 8, 1.0f);
+  ck_assert_int_eq(emit_source(&s.problem, "test", &s.sched, &s.emulation.info, &art, &err), MF_OK);
+  source = malloc(strlen(art.source) + line + 1);
+  ck_assert_ptr_nonnull(source);
+  sprintf(source, "#define MF_TRACE 1\n%s", art.source);
+  bytes = emu_image_bytes(source, 0);
+  image = malloc(bytes);
+  ck_assert_ptr_nonnull(image);
+  emu_image_make(s.recipe.kernel, source, NULL, 0, image);
+  s.recipe.workspace_bytes = (uint64_t)MF_TRACE_OFFSET(s.problem.top_k, s.problem.intermediate) + MF_TRACE_BYTES(18);
+  device_emu.unload_kernel(s.dev, s.kernel);
+  ck_assert_msg(device_emu.load_kernel(s.dev, image, bytes, &s.recipe, &s.kernel, &err) == MF_OK, "%s", err.text);
+  emu_run(&s, 1.0f, cases, 2, 2, 11, &outcome);
+  ck_assert_msg(outcome.passed && outcome.finding == EMU_NONE, "%s", outcome.text);
+  emu_close(&s);
+  free(image);
+  free(source);
+  free(art.source);
+}
+END_TEST
+
+/* ---- compiling ---- */
+static const struct {
+  const char *spec, *schedule;
+} compiled[] = {
+    {"specs/models/qwen3.5-35b-a3b.yaml", "stream/ring4-ld2-la4-fl3-fd2-st0-rk1"},
+    {"specs/models/qwen3.5-122b-a10b.yaml", "stream/ring6-ld4-la4-fl4-fd4-st0-rk1"},
+    {"specs/models/glm-5-tp8.yaml", "stream/ring8-ld4-la2-fl4-fd4-st0-rk1"},
+    {"specs/models/deepseek-v3.1-tp8.yaml", "stream/ring8-ld4-la2-fl4-fd4-st0-rk1"},
+};
+
+static void compile_one(const char *template_dir, int which, bool traced, char key[KEY_LEN])
+{
+  struct device_info dev;
+  struct model_spec spec;
+  struct schedule sched;
+  struct artifact art = {0};
+  struct closure closure;
+  struct verdict why = {0};
+  struct nvrtc *nvrtc = NULL;
+  ck_assert_msg(device_spec_read("specs/devices/h200.yaml", &dev, NULL, NULL, &err) == MF_OK, "%s", err.text);
+  ck_assert_msg(spec_read(compiled[which].spec, &spec, NULL, NULL, &err) == MF_OK, "%s", err.text);
+  ck_assert_msg(schedule_parse(compiled[which].schedule, &sched, &err) == MF_OK, "%s", err.text);
+  ck_assert_int_eq(emit_source(&spec.problem, spec.name, &sched, &dev, &art, &err), MF_OK);
+  if(traced) {
+    char *source = malloc(strlen(art.source) + 32);
+    ck_assert_ptr_nonnull(source);
+    sprintf(source, "#define MF_TRACE 1\n%s", art.source);
+    free(art.source);
+    art.source = source;
+  }
+  ck_assert_msg(closure_collect(template_dir, art.source, &closure, &err) == MF_OK, "%s", err.text);
+  ck_assert_msg(nvrtc_open(&nvrtc, &err) == MF_OK, "%s", err.text);
+  ck_assert_msg(compile_artifact(nvrtc, &closure, "sm_90a", false, &art, &err) == MF_OK, "%s", err.text);
+  ck_assert_int_eq(art.spill_bytes, 0);
+  ck_assert_int_eq(art.stack_bytes, 0);
+  ck_assert(!art.wgmma_serialised);
+  ck_assert_msg(limits_after_compile(&spec.problem, &sched, &dev, &art, &why) == MF_OK, "rule %s: %s", why.rule, why.detail);
+  ck_assert_msg(cubin_code_hash(art.cubin, art.cubin_bytes, key, &err) == MF_OK, "%s", err.text);
+  closure_free(&closure);
+  artifact_free(&art);
+  nvrtc_close(nvrtc);
+}
+
+/* With every trace point taken out of the templates, the code of an untraced build is the same to the bit; a traced build's is not, and is within the limits. */
+START_TEST(untraced_code_has_no_trace)
+{
+  char with[KEY_LEN], without[KEY_LEN], traced[KEY_LEN], bare[300];
+  emu_shell("rm -rf '%s/bare%d' && cp -r templates '%s/bare%d'", emu_folder, _i, emu_folder, _i);
+  emu_shell("cd '%s/bare%d/stream' && for f in kernel producer up down handoff; do cp $f.cuh $f.old && "
+            "sed -E -i 's/^( *)(trace_(event|value|first|entry|clocks|stream)|start_trace|hw::stamp_arrival)\\(.*\\);/\\1;/; "
+            "s/^( *)(flight_wait|free_wait|ticket_wait|stage_wait|reduce_wait|wait|h_wait)\\.(start|stop)\\(\\);/\\1;/; "
+            "s/^( *)(done|stages|up_stages)\\.add\\(\\);/\\1;/' $f.cuh && ! cmp -s $f.cuh $f.old || exit 1; done; ! grep -q 'trace_event(c' *.cuh || "
+            "test \"`grep -l 'trace_event(c' *.cuh`\" = trace.cuh",
+            emu_folder, _i);
+  compile_one("templates", _i, false, with);
+  snprintf(bare, sizeof(bare), "%s/bare%d", emu_folder, _i);
+  compile_one(bare, _i, false, without);
+  compile_one("templates", _i, true, traced);
+  ck_assert_str_eq(with, without);
+  ck_assert_str_ne(with, traced);
+}
+END_TEST
+
+/* ---- the command ---- */
+static const struct {
+  const char *words;
+  int code;
+  const char *text;
+} refused[] = {
+    {"trace specs/models/tiny.yaml", 8, "trace needs a GPU, or --device emu"},
+    {"trace specs/models/tiny.yaml --device h200", 8, "trace needs a GPU"},
+    {"trace", 2, "expected one shape or spec file"},
+    {"trace specs/models/tiny.yaml --device emu --tokens 1,2", 2, "one token count"},
+    {"trace specs/models/tiny.yaml --device emu --routing sideways", 2, "expected uniform, zipf"},
+    {"trace specs/models/tiny.yaml --device emu --launches 9", 2, "from 1 to 8"},
+    {"trace specs/models/tiny.yaml --device emu --schedule stream/nonsense", 2, "--schedule: "},
+    {"trace specs/models/tiny.yaml --device emu --schedule stream/ring4-ld4-la4-fl6-fd2-st0-rk1", 4, "rule flight"},
+    {"trace nowhere.yaml --device emu", 5, "nowhere.yaml"},
+    {"trace nowhere --device emu", 14, ""},
+    {"trace specs/models/tiny.yaml --device emu --quiet --launches 1 -o /nonexistent/t.svg", 5, "/nonexistent/t.svg"},
+};
+
+START_TEST(refusals)
+{
+  tool_run(&tool, "%s", refused[_i].words);
+  tool_expect(&tool, refused[_i].code);
+  tool_says(&tool, err, refused[_i].text);
+}
+END_TEST
+
+/* On a GPU whose kernels do nothing: compiled, loaded, launched, and the output is still what it was. */
+START_TEST(a_gpu_that_does_nothing)
+{
+  tool_gpu(&tool, "libfakecuda.so", "");
+  tool_run(&tool, "trace specs/models/tiny.yaml --quiet");
+  tool_expect(&tool, 11);
+  tool_says(&tool, err, "trace: launch 0 left output element 0 unwritten");
+}
+END_TEST
+
+static Suite *suite(void)
+{
+  Suite *s = suite_create("trace");
+  TCase *reading = tcase_create("reading"), *kernels = tcase_create("kernels"), *numbers = tcase_create("numbers"), *code = tcase_create("code"),
+        *command = tcase_create("command");
+  tcase_add_test(reading, clocks_meet_on_one_axis);
+  tcase_add_test(reading, phases_and_path);
+  tcase_add_loop_test(reading, what_is_missing_is_a_finding, 0, (int)(sizeof(spoilt) / sizeof(spoilt[0])));
+  tcase_add_test(reading, full_lists);
+  suite_add_tcase(s, reading);
+  tcase_add_checked_fixture(kernels, begin, end);
+  tcase_set_timeout(kernels, 300);
+  tcase_add_loop_test(kernels, every_cta_has_its_events, 0, (int)(sizeof(runs) / sizeof(runs[0])));
+  tcase_add_test(kernels, another_policy);
+  tcase_add_test(kernels, text_and_picture);
+  suite_add_tcase(s, kernels);
+  tcase_set_timeout(numbers, 300);
+  tcase_add_test(numbers, numbers_stay_right);
+  suite_add_tcase(s, numbers);
+  tcase_set_timeout(code, 300);
+  tcase_add_loop_test(code, untraced_code_has_no_trace, 0, (int)(sizeof(compiled) / sizeof(compiled[0])));
+  suite_add_tcase(s, code);
+  tcase_add_checked_fixture(command, begin, end);
+  tcase_set_timeout(command, 300);
+  tcase_add_loop_test(command, refusals, 0, (int)(sizeof(refused) / sizeof(refused[0])));
+  tcase_add_test(command, a_gpu_that_does_nothing);
+  suite_add_tcase(s, command);
+  return s;
+}
+
+int main(void)
+{
+  SRunner *runner;
+  int failed;
+  if(!emu_folder_make())
+    return 1;
+  runner = srunner_create(suite());
+  srunner_run_all(runner, CK_NORMAL);
+  failed = srunner_ntests_failed(runner);
+  srunner_free(runner);
+  emu_folder_remove();
+  return failed == 0 ? 0 : 1;
+}
