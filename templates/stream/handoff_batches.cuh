@@ -48,7 +48,7 @@ struct HBatches {
 
 // Up to kRows rows of a slot: fetched, quantised and written together. Takes their tokens out of `tokens`, of which there is one at least.
 template <class L, int kRows>
-MF_DEVICE void load_rows(const Context<L> &c, const char *h, int slot, uint32_t &tokens)
+MF_DEVICE void load_rows(const Context<L> &c, const char *h, int slot, uint32_t &tokens, hw::Stopwatch &wait)
 {
   constexpr int kChunks = HRow<L>::kChunks;
   HRow<L> row[kRows];
@@ -65,6 +65,7 @@ MF_DEVICE void load_rows(const Context<L> &c, const char *h, int slot, uint32_t 
       row[i].chunk[j] = hw::U32x4{0, 0, 0, 0};
   }
   hw::Spin spin;
+  wait.start();
   for(;;) {
     MF_UNROLL
     for(int i = 0; i < kRows; ++i) {
@@ -81,6 +82,7 @@ MF_DEVICE void load_rows(const Context<L> &c, const char *h, int slot, uint32_t 
     if(!missing || !spin.again(c.dog, L::kWaitHData))
       break;
   }
+  wait.stop();
   hw::U32x4 chunk[kRows * kChunks];
   hw::U32x2 quantised[kRows * kChunks];
   float scale[kRows * kChunks];
@@ -104,9 +106,9 @@ MF_DEVICE void load_h_batches(const Context<L> &c, int w, uint32_t launch)
   const char *h = c.workspace(MF_STREAM_WS_H) + (size_t)(launch & 1) * L::kHBytes;
   const HBatches<L> batches(c);
   const int active = sm.active, count = active << batches.log_halves;
-  const bool loader = w < L::kHLoaders; // consumers that help have no record of it in a trace
+  const bool loader = w < L::kHLoaders; // (in a trace, consumers that help have no record of what they load)
   uint32_t done = 0;
-  hw::Stopwatch wait;
+  hw::Stopwatch wait, h_wait;
   hw::Tally traced;
   MF_LOOP
   for(int batch = w; batch < count; batch += batches.workers()) {
@@ -119,13 +121,16 @@ MF_DEVICE void load_h_batches(const Context<L> &c, int w, uint32_t launch)
       wait_for_progress(c, smaller((slot + 1) * L::kUnits - 1, active * L::kUnits - L::kGridCtas));
       wait.stop();
     }
+    const int entry = loader ? 3 * (int)traced.total() : MF_TRACE_LIST;
+    trace_entry(c, entry, slot);
     MF_LOOP
     while(tokens != 0) {
       if((tokens & (tokens - 1)) == 0)
-        load_rows<L, 1>(c, h, slot, tokens);
+        load_rows<L, 1>(c, h, slot, tokens, h_wait);
       else
-        load_rows<L, kRows>(c, h, slot, tokens);
+        load_rows<L, kRows>(c, h, slot, tokens, h_wait);
     }
+    trace_entry(c, entry + 1, slot); // written, too: the two are not told apart here
     hw::fence_async_proxy();
     hw::sync_warp();
     if(c.lane == 0)
@@ -133,12 +138,14 @@ MF_DEVICE void load_h_batches(const Context<L> &c, int w, uint32_t launch)
     if(loader) {
       trace_first(c, MF_HELPER_FIRST, traced);
       trace_event(c, MF_HELPER_LAST);
+      trace_entry(c, entry + 2, slot);
       traced.add();
     }
   }
   if(loader) {
     trace_value(c, MF_HELPER_COUNT, traced.total());
     trace_value(c, MF_HELPER_WAIT, wait.total());
+    trace_value(c, MF_HELPER_H_WAIT, h_wait.total());
   }
 }
 
