@@ -258,7 +258,7 @@ static const struct {
     {"printf X | dd of=p.moeforge bs=1 seek=90 conv=notrunc 2>dd", 20, "SHA-256 differs"},
     {"printf X | dd of=p.moeforge bs=1 seek=600 conv=notrunc 2>dd", 20, "section manifest: SHA-256 differs"},
     {"printf X | dd of=p.moeforge bs=1 seek=30000 conv=notrunc 2>dd", 20, "section cubins: SHA-256 differs"},
-    {"printf '\\002' | dd of=p.moeforge bs=1 seek=8 conv=notrunc 2>dd", 21, "format version 2"},
+    {"printf '\\003' | dd of=p.moeforge bs=1 seek=8 conv=notrunc 2>dd", 21, "format version 3"},
 };
 
 START_TEST(bad_package)
