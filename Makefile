@@ -107,10 +107,14 @@ $(TSAN)/%.o: %.c
 $(TSAN)/threads: $(TSAN)/tests/threads.o $(RUNTIME_SRC:%.c=$(TSAN)/%.o)
 	@echo "  LD $@"
 	@$(CC) -fsanitize=thread -o $@ $^ -ldl -lpthread -lm
-# Without randomised addresses, where that can be had: the sanitizer's runtime does not know the mappings of every kernel.
+# Without randomised addresses, where that can be had: the sanitizer's runtime does not know the mappings of every kernel. Where it does not start at all
+# (a container that forbids it, on a kernel with many random bits), there is nothing to run, and that is said.
 check-threads: $(TSAN)/threads $(BUILD)/tests/make_package $(BUILD)/tests/libfakecuda.so
 	@$(BUILD)/tests/make_package $(TSAN)/threads.moeforge
-	@run=; $(TSAN_RUN) true 2>/dev/null && run='$(TSAN_RUN)'; FAKECUDA_LIBRARY=$(CURDIR)/$(BUILD)/tests/libfakecuda.so TSAN_OPTIONS=halt_on_error=0:exitcode=66 $$run $(TSAN)/threads $(TSAN)/threads.moeforge
+	@run=; $(TSAN_RUN) true 2>/dev/null && run='$(TSAN_RUN)'; log=$(TSAN)/threads.log; \
+	  if FAKECUDA_LIBRARY=$(abspath $(BUILD))/tests/libfakecuda.so TSAN_OPTIONS=exitcode=66 $$run $(TSAN)/threads $(TSAN)/threads.moeforge >$$log 2>&1; then cat $$log; \
+	  elif grep -q 'unexpected memory mapping' $$log; then echo "threads: not run, ThreadSanitizer does not start on this kernel"; \
+	  else cat $$log; exit 1; fi
 
 # Hostile packages and recipes, for FUZZ_SECONDS each, with clang's libFuzzer and sanitizers (Debian: clang, libclang-rt-14-dev). What it keeps lies in
 # $(BUILD)/fuzz/*.corpus; an input that fails is written to $(BUILD)/fuzz/. The suites try a fixed part of this without clang (tests/test_package_fuzz.c).

@@ -27,6 +27,11 @@ static const struct {
     {"plan specs/models/tiny.yaml --device rtx", "--device rtx: expected auto, none, cuda"},
     {"plan specs/models/tiny.yaml --device cuda:x", "--device cuda:x: expected"},
     {"verify p.moeforge --device rtx", "verify: --device rtx: expected"},
+    {"verify p.moeforge --signature x", "--signature needs the public key"},
+    {"sign p.moeforge", "name the private key with --key"},
+    {"sign", "sign: expected one package file"},
+    {"qualify p.moeforge", "--baseline FILE"},
+    {"qualify p.moeforge q.moeforge", "qualify: expected one package file"},
     {"spec frob", "expected `moeforge spec import"},
 };
 
@@ -258,7 +263,7 @@ static const struct {
     {"printf X | dd of=p.moeforge bs=1 seek=90 conv=notrunc 2>dd", 20, "SHA-256 differs"},
     {"printf X | dd of=p.moeforge bs=1 seek=600 conv=notrunc 2>dd", 20, "section manifest: SHA-256 differs"},
     {"printf X | dd of=p.moeforge bs=1 seek=30000 conv=notrunc 2>dd", 20, "section cubins: SHA-256 differs"},
-    {"printf '\\002' | dd of=p.moeforge bs=1 seek=8 conv=notrunc 2>dd", 21, "format version 2"},
+    {"printf '\\003' | dd of=p.moeforge bs=1 seek=8 conv=notrunc 2>dd", 21, "format version 3"},
 };
 
 START_TEST(bad_package)
@@ -269,6 +274,40 @@ START_TEST(bad_package)
   tool_gpu(&tool, "libfakegpu.so", GPU);
   tool_run(&tool, "verify %s/p.moeforge --json", tool.folder);
   refused(bad_packages[_i].code, bad_packages[_i].text);
+}
+END_TEST
+
+/* From a tuned package to a release: qualified, signed, checked by whoever gets it. */
+START_TEST(released_package)
+{
+  char here[4096];
+  ck_assert_ptr_nonnull(getcwd(here, sizeof(here)));
+  shell("(cat '%.1000s/specs/models/tiny.yaml'; printf '\\nlimits:\\n  min_speedup: 1.5\\n  max_error: 0.2\\n') >s.yaml", here);
+  shell("printf '{\"format\": \"moeforge baseline\", \"version\": 1, \"name\": \"old\", \"device\": \"NVIDIA H200\", \"points\": [{\"shape\": \"tiny\", "
+        "\"tokens\": 1, \"us\": [901, 900, 902, 903, 900, 901]}]}' >b.json");
+  tool_run(&tool, "qualify %s/p.moeforge --baseline %s/b.json --spec %s/s.yaml", tool.folder, tool.folder, tool.folder);
+  tool_expect(&tool, 0);
+  tool_says(&tool, out, "qualified: 1 kept, 0 rejected, 0 not compared");
+  tool_run(&tool, "verify %s/p.moeforge --device none", tool.folder);
+  tool_expect(&tool, 8);
+  tool_says(&tool, out, "hashes and structure sound, qualified");
+  if(system("command -v openssl >/dev/null 2>&1") != 0)
+    return; /* which makes the keys */
+  shell("openssl genpkey -algorithm ed25519 -out a.key 2>log && openssl pkey -in a.key -pubout -out a.pub 2>log");
+  tool_run(&tool, "sign %s/p.moeforge --key %s/a.key", tool.folder, tool.folder);
+  tool_expect(&tool, 0);
+  tool_run(&tool, "verify %s/p.moeforge --device none --key %s/a.pub", tool.folder, tool.folder);
+  tool_expect(&tool, 8);
+  tool_says(&tool, out, "signature good, qualified");
+  tool_run(&tool, "qualify %s/p.moeforge --baseline %s/b.json --spec %s/s.yaml --json", tool.folder, tool.folder, tool.folder); /* equal record, equal bytes */
+  tool_expect(&tool, 0);
+  tool_run(&tool, "verify %s/p.moeforge --device none --key %s/a.pub", tool.folder, tool.folder);
+  tool_expect(&tool, 8);
+  shell("sed -i s/old/new/ b.json");
+  tool_run(&tool, "qualify %s/p.moeforge --baseline %s/b.json --spec %s/s.yaml", tool.folder, tool.folder, tool.folder);
+  tool_expect(&tool, 0);
+  tool_run(&tool, "verify %s/p.moeforge --device none --key %s/a.pub", tool.folder, tool.folder);
+  refused(20, "does not match");
 }
 END_TEST
 
@@ -334,6 +373,7 @@ int main(void)
   tcase_add_test(tc, outputs_that_would_destroy);
   tcase_add_test(tc, export_of_what_is_not_there);
   tcase_add_loop_test(tc, bad_package, 0, ROWS(bad_packages));
+  tcase_add_test(tc, released_package);
   tcase_add_test(tc, compiler_that_is_missing_or_no_compiler);
   tcase_add_loop_test(tc, bad_template, 0, ROWS(bad_templates));
   return run_suite(suite_create("cli"), tc);

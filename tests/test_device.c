@@ -116,10 +116,11 @@ START_TEST(result_round_trip)
   struct error err;
   json_t *json;
   a.worst[GATE_H] = 0.25;
+  a.worst_error = 0.0375;
   a.worst[GATE_END] = INFINITY;
   json = wire_check_result(&a);
   ck_assert_int_eq(wire_read_check_result(json, &b, &err), MF_OK);
-  ck_assert(!b.passed && b.failed_gate == GATE_END && strcmp(b.detail, a.detail) == 0 && b.worst[GATE_H] == 0.25 && isnan(b.worst[GATE_END]));
+  ck_assert(!b.passed && b.failed_gate == GATE_END && strcmp(b.detail, a.detail) == 0 && b.worst[GATE_H] == 0.25 && b.worst_error == 0.0375 && isnan(b.worst[GATE_END]));
   json_decref(json);
   ck_assert_int_eq(wire_read_check_result(NULL, &b, &err), MF_ERR_INTERNAL);
 }

@@ -523,7 +523,7 @@ START_TEST(a_kernel_is_judged)
   struct device_emulation e = emulation_of("c++");
   struct device_kernel *kernel = NULL;
   struct device *dev = NULL;
-  struct check_result result;
+  struct check_result result, kept;
   struct error err = {MF_OK, ""};
   int count = 0;
   subject_begin(&s);
@@ -540,6 +540,12 @@ START_TEST(a_kernel_is_judged)
     ck_assert_msg(judge_case(&run, &cases[i], i, &result, &err) == MF_OK, "%s", err.text);
     ck_assert_msg(result.passed, "%s", result.detail);
   }
+  ck_assert(result.worst_error > 0 && result.worst_error < 0.2);
+  check_begin(&kept);
+  for(int i = 0; i < 2; i++) /* verdicts of equal outputs are kept: with all their values */
+    ck_assert_msg(judge_case(&run, &cases[i], i, &kept, &err) == MF_OK, "%s", err.text);
+  ck_assert_mem_eq(kept.worst, result.worst, sizeof(kept.worst));
+  ck_assert_double_eq(kept.worst_error, result.worst_error);
   ck_assert_int_eq(device_emu.open_profile(dev, &kernel, 1, 1, ROUTING_UNIFORM, 1, 2, &err), MF_ERR_UNSUPPORTED);
   ck_assert_int_eq(device_emu.load_kernel(dev, s.image, s.bytes - 1, &s.list.items[0].recipe, &kernel, &err), MF_ERR_CORRUPT);
   device_emu.close(dev);

@@ -313,12 +313,14 @@ START_TEST(check_round_trip)
   struct check_result result = {.passed = true}, back;
   ck_fails(store_get_check(st, rows.candidate, "key", &back, &err), MF_ERR_NOT_FOUND);
   result.worst[GATE_H] = 8e-3;
+  result.worst_error = 0.042;
   result.worst[GATE_END] = (double)NAN;
   result.worst[GATE_Y_GIVEN_H] = (double)INFINITY;
   ck_ok(store_put_check(st, rows.run, rows.candidate, "key", &result, NULL, &err));
   ck_ok(store_get_check(st, rows.candidate, "key", &back, &err));
   ck_assert(back.passed);
   ck_assert_double_eq(back.worst[GATE_H], 8e-3);
+  ck_assert_double_eq(back.worst_error, 0.042);
   ck_assert(isnan(back.worst[GATE_END]) && isinf(back.worst[GATE_Y_GIVEN_H]));
   ck_assert_str_eq(back.detail, "");
   result.passed = false;
@@ -330,7 +332,7 @@ START_TEST(check_round_trip)
   ck_assert_int_eq(back.failed_gate, GATE_GUARD);
   ck_assert_str_eq(back.detail, "guard: B=5");
   ck_fails(store_get_check(st, rows.candidate, "other policy", &back, &err), MF_ERR_NOT_FOUND);
-  ck_assert_int_eq(number(st, "SELECT count(*) FROM check_gate"), GATES);
+  ck_assert_int_eq(number(st, "SELECT count(*) FROM check_gate"), GATES + 1); /* and the error */
   store_close(st);
 }
 END_TEST

@@ -1,4 +1,4 @@
-/* device_judge.c - see device_judge.h. A kept verdict is one file, verdict-<sha256>, with the worst value per gate; it is written under a temporary
+/* device_judge.c - see device_judge.h. A kept verdict is one file, verdict-<sha256>, with the worst values; it is written under a temporary
  * name and renamed, so that workers side by side can share the folder; behind the values lies the SHA-256 of the name and the values, without which it
  * does not count. One that cannot be read or written costs time, nothing else. */
 #include "device_judge.h"
@@ -40,22 +40,25 @@ static void verdict_path(const struct judge_run *run, const struct test_case *tc
   snprintf(path, space, "%s/verdict-%s", run->cache_dir, hex);
 }
 
+/* The gates' worst values, and behind them the largest error of a token. */
+#define KEPT_VALUES (GATES + 1)
+
 struct kept_verdict {
-  double worst[GATES];
+  double values[KEPT_VALUES];
   unsigned char digest[32];
 };
 
-static void verdict_digest(const char *path, const double worst[GATES], unsigned char digest[32])
+static void verdict_digest(const char *path, const double values[KEPT_VALUES], unsigned char digest[32])
 {
   const char *name = strrchr(path, '/') + 1;
   struct sha256 ctx;
   sha256_init(&ctx);
   sha256_add(&ctx, name, strlen(name));
-  sha256_add(&ctx, worst, GATES * sizeof(worst[0]));
+  sha256_add(&ctx, values, KEPT_VALUES * sizeof(values[0]));
   sha256_end(&ctx, digest);
 }
 
-static bool read_verdict(const char *path, double worst[GATES])
+static bool read_verdict(const char *path, struct check_result *own)
 {
   struct kept_verdict kept;
   unsigned char digest[32];
@@ -67,21 +70,23 @@ static bool read_verdict(const char *path, double worst[GATES])
   fclose(f);
   if(!good)
     return false;
-  verdict_digest(path, kept.worst, digest);
+  verdict_digest(path, kept.values, digest);
   if(memcmp(digest, kept.digest, sizeof(digest)) != 0)
     return false;
-  memcpy(worst, kept.worst, sizeof(kept.worst));
+  memcpy(own->worst, kept.values, sizeof(own->worst));
+  own->worst_error = kept.values[GATES];
   return true;
 }
 
-static void write_verdict(const char *path, const double worst[GATES])
+static void write_verdict(const char *path, const struct check_result *own)
 {
   char temporary[1200];
   struct kept_verdict kept;
   FILE *f;
   bool good;
-  memcpy(kept.worst, worst, sizeof(kept.worst));
-  verdict_digest(path, worst, kept.digest);
+  memcpy(kept.values, own->worst, sizeof(own->worst));
+  kept.values[GATES] = own->worst_error;
+  verdict_digest(path, kept.values, kept.digest);
   snprintf(temporary, sizeof(temporary), "%s.%ld", path, (long)getpid());
   f = fopen(temporary, "wb");
   if(f == NULL)
@@ -103,7 +108,7 @@ static enum mf_status judge_new(const struct judge_run *run, const struct test_c
   rc = check_judge(run->problem, data_layer_seed((uint32_t)layer), tc, &ref, out, own, err);
   reference_free(&ref);
   if(rc == MF_OK && own->passed)
-    write_verdict(path, own->worst);
+    write_verdict(path, own);
   return rc;
 }
 
@@ -111,6 +116,7 @@ static void merge(struct check_result *into, const struct check_result *own)
 {
   for(int gate = 0; gate < GATES; gate++)
     into->worst[gate] = fmax(into->worst[gate], own->worst[gate]);
+  into->worst_error = fmax(into->worst_error, own->worst_error);
   if(own->passed || !into->passed)
     return;
   into->passed = false;
@@ -128,7 +134,7 @@ enum mf_status judge_case(const struct judge_run *run, const struct test_case *t
   if(rc != MF_OK)
     return error_prefix(err, "%d tokens, %s, %s, seed %u", tc->tokens, routing_name(tc->routing), case_data_name(tc->data), (unsigned)tc->seed);
   verdict_path(run, tc, layer, &out, path, sizeof(path));
-  if(!read_verdict(path, own.worst))
+  if(!read_verdict(path, &own))
     rc = judge_new(run, tc, layer, &out, path, &own, err);
   if(rc == MF_OK)
     merge(result, &own);

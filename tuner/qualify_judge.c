@@ -69,7 +69,7 @@ static enum mf_status interval(const double *values, const double *by, size_t co
 
 static enum mf_status measure(const struct qualify_record *own, const struct baseline_point *base, struct qualify_point *out, struct error *err)
 {
-  double low, high, unused_low, unused_high;
+  double low = NAN, high = NAN, unused_low, unused_high;
   enum mf_status rc = interval(base->us, NULL, base->count, &out->baseline_us, &low, &high, err);
   if(rc != MF_OK)
     return rc;
@@ -116,7 +116,7 @@ enum mf_status qualify_judge(const struct spec_limits *limits, const struct qual
   out->samples = base != NULL ? base->count : 0;
   out->paired = base != NULL && base->package_us != NULL;
   check_comparable(own, baseline_device, base, out);
-  if(out->verdict != VERDICT_KEEP)
+  if(base == NULL || out->verdict != VERDICT_KEEP)
     return MF_OK;
   rc = measure(own, base, out, err);
   if(rc == MF_OK)

@@ -68,9 +68,9 @@ static const struct schema_row model_rows[] = {
         "how much each kind of routing counts when schedules are compared"),
 
     SCHEMA_DOUBLE_ROW("limits.max_error", 0, 1, "0", spec.limits.max_error,
-        "relative error end to end that is still accepted; 0 = the built-in gates alone"),
-    SCHEMA_DOUBLE_ROW("limits.min_speedup", 0, 1000, "0", spec.limits.min_speedup, "least ratio to the baseline; 0 = none"),
-    SCHEMA_DOUBLE_ROW("limits.max_memory_gib", 0, 100000, "0", max_memory_gib, "GiB of device memory that tuning may use; 0 = what the device has"),
+        "relative error end to end that is still accepted, for qualify; 0 = the built-in gates alone"),
+    SCHEMA_DOUBLE_ROW("limits.min_speedup", 0, 1000, "0", spec.limits.min_speedup, "least ratio to the baseline, for qualify; 0 = none"),
+    SCHEMA_DOUBLE_ROW("limits.max_memory_gib", 0, 100000, "0", max_memory_gib, "GiB of device memory that one layer may take, for qualify; 0 = no limit"),
 };
 #define NROWS ((int)(sizeof(model_rows) / sizeof(model_rows[0])))
 

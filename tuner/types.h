@@ -43,7 +43,7 @@ struct routing_weight {
 struct spec_limits {
   double max_error;            /* relative error end to end against the unquantised operator, 0 = default */
   double min_speedup;          /* against the baseline given to qualify, 0 = none */
-  double max_memory_bytes;     /* device memory that tuning may use, 0 = what the device has */
+  double max_memory_bytes;     /* device memory of one layer, for qualify; 0 = no limit */
 };
 
 struct model_spec {
