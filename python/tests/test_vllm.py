@@ -206,7 +206,52 @@ class Entry(unittest.TestCase):
 
 
 @unittest.skipIf(vllm is None, "vLLM is not installed")
-class RealClasses(unittest.TestCase):
+class RealClasses(test_torch.TorchCase):
+    def test_a_call_through_vllms_runner(self) -> None:
+        """vLLM's own MoERunner._apply_quant_method, RoutedExperts.forward_modular, FusedTopKRouter and Fp8MoEMethod.apply, wrapped; the objects are made
+        without their constructors, which want a GPU and a configuration. vLLM's kernel is not called: it has none for a CPU."""
+        from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+        from vllm.model_executor.layers.fused_moe.router.fused_topk_router import FusedTopKRouter as Plain
+        from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+        from vllm.model_executor.layers.quantization.fp8 import Fp8MoEMethod
+
+        class Layer(Experts):
+            forward_modular = RoutedExperts.forward_modular
+
+        class Runner(MoERunner):
+            def __init__(self, layer_name: str, moe_config: Any, router: Any, routed_experts: Any) -> None:
+                torch.nn.Module.__init__(self)
+                self.router, self.routed_experts, self._shared_experts = router, routed_experts, None
+
+        class Method(Fp8MoEMethod):
+            block_quant, weight_block_size, mk_can_overlap_shared_experts, is_monolithic = True, [128, 128], False, False  # type: ignore[assignment]
+            fp8_backend, moe_kernel = types.SimpleNamespace(name="TRITON"), None  # type: ignore[assignment]
+            topk_indices_dtype = None  # type: ignore[assignment]
+
+            def __init__(self) -> None:
+                pass
+
+            def process_weights_after_loading(self, layer: Any) -> None:
+                pass
+
+        with self.moe() as moe:
+            self.assertTrue(plugin.install(Method, Runner, Plain, plugin.Server([moe.op.package], lambda: 0)))
+            layer = Layer(Method(), self.weights(moe.problem))
+            layer.w13_weight.view(torch.uint8).random_(0, 0x40)
+            layer.w2_weight.view(torch.uint8).random_(0, 0x40)
+            for scale in (layer.w13_weight_scale_inv, layer.w2_weight_scale_inv):
+                scale.fill_(0.01)
+            runner = Runner("layers.3", None, Plain(2, 64, renormalize=True), layer)
+            layer.quant_method.process_weights_after_loading(layer)
+            x, logits = self.inputs(moe.problem, 2)
+            shared, out = runner._apply_quant_method(x, logits, None)
+            self.assertIsNone(shared)
+            self.assertTrue(torch.equal(out, layer.__dict__[plugin.BINDING].own[torch.bfloat16].launch(x, logits)))
+            self.assertGreater(float(out.float().norm()), 0)
+            with unittest.mock.patch.object(Plain, "_compute_routing", side_effect=NotImplementedError("vLLM routes")):
+                with self.assertRaisesRegex(NotImplementedError, "vLLM routes"):
+                    runner._apply_quant_method(*self.inputs(moe.problem, 9), None)
+
     def test_signatures_and_routers(self) -> None:
         from vllm.model_executor.layers.fused_moe.router.fused_moe_router import FusedMoERouter
         from vllm.model_executor.layers.fused_moe.router.fused_topk_bias_router import FusedTopKBiasRouter
