@@ -37,10 +37,9 @@ def enum_values(name: str) -> dict[str, int]:
 def python_fields(struct: str) -> list[str]:
     """The fields of the ctypes struct, without those at the end that this header does not have yet."""
     names = [field[0] for field in _abi.STRUCTS[struct]._fields_]
-    newer = _abi.NEWER_FIELDS.get(struct, ())
-    if newer and newer[0] not in header_fields(struct):
-        assert tuple(names[-len(newer):]) == newer
-        names = names[: -len(newer)]
+    known, newer = header_fields(struct), _abi.NEWER_FIELDS.get(struct, ())
+    while names[-1] in newer and names[-1] not in known:
+        names.pop()
     return names
 
 

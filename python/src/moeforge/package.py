@@ -225,15 +225,17 @@ class Layer(_Owner):
 
     def forward(
         self, *, tokens: int, x: int, out: int, workspace: int, logits: int = 0, ids: int = 0, weights: int = 0, stream: int = 0, x_stride: int = 0,
-        logits_stride: int = 0, out_stride: int = 0, ids_stride: int = 0, weights_stride: int = 0,
+        logits_stride: int = 0, out_stride: int = 0, ids_stride: int = 0, weights_stride: int = 0, shared_gate: int = 0, shared_gate_stride: int = 0,
     ) -> None:
         """Launches the layer on `stream`: no allocation, no synchronisation, capturable into a CUDA graph. Addresses are of device memory.
 
-        A problem with score GIVEN takes ids (i32) and weights (f32), all others take logits. Zero tokens launch nothing.
+        A problem with score GIVEN takes ids (i32) and weights (f32), all others take logits; gated shared experts take shared_gate. Zero tokens launch
+        nothing.
         Raises MissTokens above the op's max_tokens; on any exception nothing was launched.
         """
         call = _abi.CCall(
-            ctypes.sizeof(_abi.CCall), tokens, x, logits, out, workspace, x_stride, logits_stride, out_stride, ids, weights, ids_stride, weights_stride
+            ctypes.sizeof(_abi.CCall), tokens, x, logits, out, workspace, x_stride, logits_stride, out_stride, ids, weights, ids_stride, weights_stride,
+            shared_gate, shared_gate_stride,
         )
         status = self._forward(self._pointer(), ctypes.byref(call), stream)
         if status != Status.OK:

@@ -145,6 +145,8 @@ class Moe:
             raise UsageError(f"device {self.device}: expected a CUDA device")
         if self.device.index is None and self.device.type == "cuda":
             self.device = torch.device("cuda", torch.cuda.current_device())
+        if problem.shared_experts:
+            raise UsageError("problems with shared experts in the call are not served by moeforge.torch yet: use Op.bind() and Layer.forward()")
         self.problem = problem
         self.op = package.op(problem, self.device.index or 0, max_tokens)
         self.max_tokens = self.op.max_tokens
