@@ -30,7 +30,7 @@ class Docs(unittest.TestCase):
         for name in moeforge.__all__:
             value = getattr(moeforge, name)
             if isinstance(value, type) and issubclass(value, Exception):
-                self.assertIn(f"`{name}`", text)
+                self.assertRegex(text, f"`(moeforge\\.)?{name}`")
 
 
 if __name__ == "__main__":
