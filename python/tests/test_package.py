@@ -246,7 +246,7 @@ class Lifetimes(PackageCase):
                     op = package.op(package.problem(), 0, 8)
                     op.bind(FAKE_WEIGHTS).close()
                     op.close()
-            except BaseException as error:  # noqa: BLE001: whatever it is, the test must show it
+            except BaseException as error:  # whatever it is, the test must show it
                 failures.append(error)
 
         with driver(), moeforge.load(self.path("fixture")) as package:

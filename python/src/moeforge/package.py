@@ -72,7 +72,7 @@ class Problem:
     swiglu_alpha: float = 0.0  # 0 or 1: SiLU
 
     def __post_init__(self) -> None:
-        same = {"expert_count": self.expert_count or self.experts, "groups": self.groups or 1, "groups_kept": self.groups_kept or 1}
+        same: dict[str, float] = {"expert_count": self.expert_count or self.experts, "groups": self.groups or 1, "groups_kept": self.groups_kept or 1}
         same["swiglu_limit"] = ctypes.c_float(self.swiglu_limit).value  # as the library stores it
         same["swiglu_alpha"] = 0.0 if self.swiglu_alpha == 1 else ctypes.c_float(self.swiglu_alpha).value
         for name, value in same.items():
