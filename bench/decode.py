@@ -128,6 +128,7 @@ class Decoder:
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self.logits = torch.zeros(batch, model.config.vocab_size, dtype=torch.float32, device=device)
         self._slots = torch.arange(length, device=device)
+        self._open, self._shut = (torch.tensor(v, dtype=torch.bfloat16, device=device) for v in (0.0, float("-inf")))
         self.cache = StepCache(length)
         self.cache.position = self.position
         parameters = inspect.signature(model.model.forward).parameters
@@ -140,7 +141,7 @@ class Decoder:
     @torch.no_grad()
     def step(self) -> None:
         """Reads self.tokens at self.position; leaves logits, the next tokens and the next position."""
-        mask = torch.where(self._slots <= self.position, 0.0, float("-inf")).to(torch.bfloat16).expand(self.batch, 1, 1, self.length)
+        mask = torch.where(self._slots <= self.position, self._open, self._shut).expand(self.batch, 1, 1, self.length)
         hidden = self.model.model(
             input_ids=self.tokens, position_ids=self.position.expand(self.batch, 1), attention_mask=mask, use_cache=True, **{self._cache_name: self.cache}
         ).last_hidden_state
