@@ -2,6 +2,7 @@
  *
  *   fixture.moeforge   tokens 1..2 and 3..8 of the fixture's problem, on an H200; shape "fixture"
  *   gap.moeforge       tokens 1..2 and 4..8
+ *   given.moeforge     the fixture's problem with routing done by the engine (score 4), 1..8
  *   two.moeforge       two shapes, "fixture" (1..8) and "other" (top_k 3, 1..4)
  *   tiny.moeforge      specs/models/tiny.yaml with the default schedules and a cubin that only the scripted GPU (libfakegpu.so) loads: it computes */
 #include "family.h"
@@ -28,7 +29,7 @@ static int write_set(const struct package_set *set, const char *folder, const ch
 
 static int write_fixtures(const char *folder)
 {
-  static struct package_set fixture, gap, two;
+  static struct package_set fixture, gap, given, two;
   static struct mf_problem other;
   package_set_init(&fixture);
   package_set_add(&fixture, 1, 2);
@@ -36,6 +37,9 @@ static int write_fixtures(const char *folder)
   package_set_init(&gap);
   package_set_add(&gap, 1, 2);
   package_set_add(&gap, 4, 8);
+  package_set_init(&given);
+  package_set_add(&given, 1, 8);
+  given.problem.score = 4;
   package_set_init(&two);
   package_set_add(&two, 1, 8);
   other = fixture_problem();
@@ -44,7 +48,8 @@ static int write_fixtures(const char *folder)
   two.items[1].problem = &other;
   two.items[1].shape_name = "other";
   two.items[1].tokens_max = 4;
-  return write_set(&fixture, folder, "fixture.moeforge") || write_set(&gap, folder, "gap.moeforge") || write_set(&two, folder, "two.moeforge");
+  return write_set(&fixture, folder, "fixture.moeforge") || write_set(&gap, folder, "gap.moeforge") || write_set(&given, folder, "given.moeforge") ||
+         write_set(&two, folder, "two.moeforge");
 }
 
 static int write_tiny(const char *folder)

@@ -21,6 +21,9 @@ sys.path.insert(0, str(CHECKOUT / "python" / "src"))
 os.environ["MOEFORGE_LIBRARY"] = str(BUILD / "libmoeforge.so")
 os.environ["MOEFORGE_LIBCUDA"] = "/nonexistent/libcuda.so"  # no GPU, whatever this machine has, until driver()
 
+# Does this libmoeforge know routing done by the engine?
+HAS_GIVEN = "MF_SCORE_GIVEN" in (CHECKOUT / "include" / "moeforge.h").read_text()
+
 
 @contextlib.contextmanager
 def driver(script: str = "", library: str = "libfakecuda.so") -> Iterator[None]:

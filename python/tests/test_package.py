@@ -13,7 +13,7 @@ import unittest
 import unittest.mock
 
 import reference
-from support import BUILD, Gpu, PackageCase, driver
+from support import BUILD, HAS_GIVEN, Gpu, PackageCase, driver
 
 import moeforge
 
@@ -160,6 +160,19 @@ class Misses(PackageCase):
             with self.assertRaises(moeforge.UsageError):
                 op.init_workspace(0)
 
+    @unittest.skipUnless(HAS_GIVEN, "this libmoeforge does not know routing done by the engine")
+    def test_given_routing(self) -> None:
+        with driver(), Gpu() as gpu, moeforge.load(self.path("given")) as package, package.op(package.problem()) as op, op.bind(FAKE_WEIGHTS) as layer:
+            self.assertEqual(op.problem.score, moeforge.Score.GIVEN)
+            workspace = gpu.upload(bytes(op.workspace_size))
+            op.init_workspace(workspace)
+            call = {"tokens": 2, "x": 0x100000, "out": 0x300000, "workspace": workspace}
+            layer.forward(ids=0x200000, weights=0x201000, **call)
+            layer.forward(ids=0x200000, weights=0x201000, ids_stride=4, weights_stride=8, **call)
+            for wrong in ({"logits": 0x200000}, {"ids": 0x200000}, {"weights": 0x200000}, {"ids": 0x200000, "weights": 0x201000, "ids_stride": 1}):
+                with self.assertRaises(moeforge.UsageError):
+                    layer.forward(**call, **wrong)
+
     def test_launch_failure(self) -> None:
         with driver("launch_fail"), moeforge.load(self.path("fixture")) as package, package.op(package.problem()) as op, op.bind(FAKE_WEIGHTS) as layer:
             with self.assertRaises(moeforge.DeviceError):
@@ -246,7 +259,7 @@ class Lifetimes(PackageCase):
                     op = package.op(package.problem(), 0, 8)
                     op.bind(FAKE_WEIGHTS).close()
                     op.close()
-            except BaseException as error:  # noqa: BLE001: whatever it is, the test must show it
+            except BaseException as error:  # whatever it is, the test must show it
                 failures.append(error)
 
         with driver(), moeforge.load(self.path("fixture")) as package:

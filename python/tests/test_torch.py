@@ -12,7 +12,7 @@ import unittest.mock
 from typing import Any, Iterator
 
 import reference
-from support import Gpu, PackageCase, driver
+from support import HAS_GIVEN, Gpu, PackageCase, driver
 
 import moeforge
 
@@ -134,6 +134,25 @@ class Op(TorchCase):
             for tokens in (2, 3, 8):
                 x, logits = self.inputs(moe.problem, tokens)
                 self.assertTrue(torch.equal(compiled(x, logits), model(x, logits)))
+
+    @unittest.skipUnless(HAS_GIVEN, "this libmoeforge does not know routing done by the engine")
+    def test_given_routing(self) -> None:
+        with self.moe("given", "libfakecuda.so") as moe:
+            p = moe.problem
+            layer = moe.bind(*self.weights(p))
+            x = self.inputs(p, 3)[0]
+            ids, weights = torch.zeros(3, p.top_k, dtype=torch.int32), torch.ones(3, p.top_k)
+            self.assertEqual(layer.experts(x, ids, weights).shape, x.shape)
+            self.assertEqual(torch.compile(lambda *a: layer.experts(*a), fullgraph=True, backend="aot_eager")(x, ids, weights).shape, x.shape)
+            for text, bad in (
+                ("topk_ids is torch.int64", (x, ids.long(), weights)),
+                ("topk_weights is torch.bfloat16", (x, ids, weights.bfloat16())),
+                ("topk_ids is \\[3, 1\\]", (x, ids[:, :1], weights)),
+            ):
+                with self.subTest(text), self.assertRaisesRegex(moeforge.UsageError, text):
+                    layer.experts(*bad)
+            with self.assertRaisesRegex(moeforge.UsageError, "takes topk_ids"):
+                layer(x, torch.zeros(3, p.logits, dtype=torch.bfloat16))
 
     def test_zero_tokens(self) -> None:
         with self.moe() as moe:

@@ -75,7 +75,7 @@ class Wrapped(test_torch.TorchCase):
     def model(self, moe: Any) -> tuple[Any, Any, Any, plugin.Server]:
         """A runner, its layer and its inputs, with the plugin installed; weights not yet processed."""
         method_class, runner_class = make_classes()
-        server = plugin.Server([moe.op.package], lambda: 0)
+        server = plugin.Server([moe.op.package], lambda: (0, None))
         self.assertTrue(plugin.install(method_class, runner_class, FusedTopKRouter, server))
         self.assertTrue(plugin.install(method_class, runner_class, FusedTopKRouter, server))  # once is enough
         layer = Experts(method_class(), self.weights(moe.problem))
@@ -117,13 +117,17 @@ class Wrapped(test_torch.TorchCase):
             self.assertEqual(tuple(ids.shape), (2, 2))
             runner.router.capture_fn = print
             self.assertEqual(runner._apply_quant_method(x, logits)[0], "vllm")
+            runner.router.capture_fn = None
+            self.assertTrue(torch.is_tensor(runner._apply_quant_method(x, logits)))
+            layer.w2_weight = layer.w2_weight.clone()  # vLLM has loaded others
+            self.assertEqual(runner._apply_quant_method(x, logits)[0], "vllm")
 
     def test_given_routing(self) -> None:
         """Where a package has score GIVEN only: vLLM routes. (No kernel for it here: the layer is a stand-in.)"""
         with self.moe() as moe:
             runner, layer, _, _ = self.model(moe)
-            given = unittest.mock.Mock(max_tokens=4, tensors_dtype=torch.bfloat16)
-            layer.__dict__[plugin.BINDING] = plugin.Binding({}, given, 1024)
+            given = unittest.mock.Mock(max_tokens=4, problem=moe.problem)
+            layer.__dict__[plugin.BINDING] = plugin.Binding({}, given, (layer.w13_weight.data_ptr(), layer.w2_weight.data_ptr()))
             x, logits = self.inputs(moe.problem, 4)
             self.assertIs(runner._apply_quant_method(x, logits), given.launch.return_value)
             ids = given.launch.call_args.kwargs["topk_ids"]
@@ -132,22 +136,22 @@ class Wrapped(test_torch.TorchCase):
 
     def test_refusals(self) -> None:
         cases: list[tuple[str, Any]] = [
-            ("blocks of 128", lambda m, l: setattr(m, "weight_block_size", [64, 128])),
-            ("blocks of 128", lambda m, l: setattr(m, "block_quant", False)),
-            ("Triton backend", lambda m, l: setattr(m, "fp8_backend", types.SimpleNamespace(name="FLASHINFER_CUTLASS"))),
-            ("routes by itself", lambda m, l: setattr(m, "is_monolithic", True)),
-            ("shared experts", lambda m, l: setattr(m, "mk_can_overlap_shared_experts", True)),
-            ("activation is gelu", lambda m, l: setattr(l, "activation", "gelu")),
-            ("clamped", lambda m, l: setattr(l, "swiglu_limit", 7.0)),
-            ("biases", lambda m, l: setattr(l.moe_config, "has_bias", True)),
-            ("LoRA", lambda m, l: setattr(l.moe_config, "is_lora_enabled", True)),
-            ("input", lambda m, l: setattr(l, "apply_router_weight_on_input", True)),
-            ("exchanged", lambda m, l: setattr(l.moe_config.moe_parallel_config, "dp_size", 2)),
-            ("EPLB", lambda m, l: setattr(l.moe_config.moe_parallel_config, "enable_eplb", True)),
-            ("follow each other", lambda m, l: setattr(l, "_expert_map", torch.tensor([0, -1] * 32))),
-            ("no package", lambda m, l: setattr(l, "top_k", 3)),
-            ("s13 is", lambda m, l: setattr(l, "w13_weight_scale_inv", torch.zeros(64, 8, 8))),
-            ("plugin failed", lambda m, l: setattr(l, "w13_weight", None)),
+            ("blocks of 128", lambda m, e: setattr(m, "weight_block_size", [64, 128])),
+            ("blocks of 128", lambda m, e: setattr(m, "block_quant", False)),
+            ("Triton backend", lambda m, e: setattr(m, "fp8_backend", types.SimpleNamespace(name="FLASHINFER_CUTLASS"))),
+            ("routes by itself", lambda m, e: setattr(m, "is_monolithic", True)),
+            ("shared experts", lambda m, e: setattr(m, "mk_can_overlap_shared_experts", True)),
+            ("activation is gelu", lambda m, e: setattr(e, "activation", "gelu")),
+            ("clamped", lambda m, e: setattr(e, "swiglu_limit", 7.0)),
+            ("biases", lambda m, e: setattr(e.moe_config, "has_bias", True)),
+            ("LoRA", lambda m, e: setattr(e.moe_config, "is_lora_enabled", True)),
+            ("input", lambda m, e: setattr(e, "apply_router_weight_on_input", True)),
+            ("exchanged", lambda m, e: setattr(e.moe_config.moe_parallel_config, "dp_size", 2)),
+            ("EPLB", lambda m, e: setattr(e.moe_config.moe_parallel_config, "enable_eplb", True)),
+            ("follow each other", lambda m, e: setattr(e, "_expert_map", torch.tensor([0, -1] * 32))),
+            ("no package", lambda m, e: setattr(e, "top_k", 3)),
+            ("s13 is", lambda m, e: setattr(e, "w13_weight_scale_inv", torch.zeros(64, 8, 8))),
+            ("plugin failed", lambda m, e: setattr(e, "w13_weight", None)),
         ]
         with self.moe() as moe:
             for text, change in cases:
@@ -159,12 +163,21 @@ class Wrapped(test_torch.TorchCase):
                     self.assertIn(text, "\n".join(logged.output))
                     self.assertEqual(runner._apply_quant_method(*self.inputs(moe.problem, 2))[0], "vllm")
 
+    def test_a_run_that_is_against_it(self) -> None:
+        with self.moe() as moe:
+            runner, layer, _, server = self.model(moe)
+            server.settings = lambda: (0, "sleep mode")
+            with self.assertLogs(plugin.log, "INFO") as logged:
+                layer.quant_method.process_weights_after_loading(layer)
+            self.assertIn("not served, vLLM's kernel stays: sleep mode", logged.output[0])
+            self.assertEqual(runner._apply_quant_method(*self.inputs(moe.problem, 2))[0], "vllm")
+
     def test_a_vllm_that_differs(self) -> None:
         method_class, runner_class = make_classes()
         method_class.apply = lambda self, layer, router, x: None  # type: ignore[attr-defined]
         before = dict(method_class.__dict__)
         with self.assertLogs(plugin.log, "WARNING") as logged:
-            self.assertFalse(plugin.install(method_class, runner_class, FusedTopKRouter, plugin.Server([], lambda: 0)))
+            self.assertFalse(plugin.install(method_class, runner_class, FusedTopKRouter, plugin.Server([], lambda: (0, None))))
         self.assertIn("nothing is changed", logged.output[0])
         self.assertEqual(dict(method_class.__dict__), before)
 
@@ -206,7 +219,52 @@ class Entry(unittest.TestCase):
 
 
 @unittest.skipIf(vllm is None, "vLLM is not installed")
-class RealClasses(unittest.TestCase):
+class RealClasses(test_torch.TorchCase):
+    def test_a_call_through_vllms_runner(self) -> None:
+        """vLLM's own MoERunner._apply_quant_method, RoutedExperts.forward_modular, FusedTopKRouter and Fp8MoEMethod.apply, wrapped; the objects are made
+        without their constructors, which want a GPU and a configuration. vLLM's kernel is not called: it has none for a CPU."""
+        from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+        from vllm.model_executor.layers.fused_moe.router.fused_topk_router import FusedTopKRouter as Plain
+        from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+        from vllm.model_executor.layers.quantization.fp8 import Fp8MoEMethod
+
+        class Layer(Experts):
+            forward_modular = RoutedExperts.forward_modular
+
+        class Runner(MoERunner):
+            def __init__(self, layer_name: str, moe_config: Any, router: Any, routed_experts: Any) -> None:
+                torch.nn.Module.__init__(self)
+                self.router, self.routed_experts, self._shared_experts = router, routed_experts, None
+
+        class Method(Fp8MoEMethod):
+            block_quant, weight_block_size, mk_can_overlap_shared_experts, is_monolithic = True, [128, 128], False, False  # type: ignore[assignment]
+            fp8_backend, moe_kernel = types.SimpleNamespace(name="TRITON"), None  # type: ignore[assignment]
+            topk_indices_dtype = None  # type: ignore[assignment]
+
+            def __init__(self) -> None:
+                pass
+
+            def process_weights_after_loading(self, layer: Any) -> None:
+                pass
+
+        with self.moe() as moe:
+            self.assertTrue(plugin.install(Method, Runner, Plain, plugin.Server([moe.op.package], lambda: (0, None))))
+            layer = Layer(Method(), self.weights(moe.problem))
+            layer.w13_weight.view(torch.uint8).random_(0, 0x40)
+            layer.w2_weight.view(torch.uint8).random_(0, 0x40)
+            for scale in (layer.w13_weight_scale_inv, layer.w2_weight_scale_inv):
+                scale.fill_(0.01)
+            runner = Runner("layers.3", None, Plain(2, 64, renormalize=True), layer)
+            layer.quant_method.process_weights_after_loading(layer)
+            x, logits = self.inputs(moe.problem, 2)
+            shared, out = runner._apply_quant_method(x, logits, None)
+            self.assertIsNone(shared)
+            self.assertTrue(torch.equal(out, layer.__dict__[plugin.BINDING].own[torch.bfloat16].launch(x, logits)))
+            self.assertGreater(float(out.float().norm()), 0)
+            with unittest.mock.patch.object(Plain, "_compute_routing", side_effect=NotImplementedError("vLLM routes")):
+                with self.assertRaisesRegex(NotImplementedError, "vLLM routes"):
+                    runner._apply_quant_method(*self.inputs(moe.problem, 9), None)
+
     def test_signatures_and_routers(self) -> None:
         from vllm.model_executor.layers.fused_moe.router.fused_moe_router import FusedMoERouter
         from vllm.model_executor.layers.fused_moe.router.fused_topk_bias_router import FusedTopKBiasRouter

@@ -63,6 +63,8 @@ class CCall(ctypes.Structure):
         ("weights", c_void_p),
         ("ids_stride", c_int64),
         ("weights_stride", c_int64),
+        ("shared_gate", c_void_p),
+        ("shared_gate_stride", c_int64),
     ]
 
 
@@ -86,9 +88,9 @@ class CPackageEntry(ctypes.Structure):
 
 STRUCTS = {"mf_problem": CProblem, "mf_weights": CWeights, "mf_call": CCall, "mf_package_entry": CPackageEntry}
 
-# Fields at the end of a struct that not every libmoeforge has. They are read only for problems with score "given", which such a library has no
-# package entry for.
-NEWER_FIELDS = {"mf_call": ("ids", "weights", "ids_stride", "weights_stride")}
+# Fields at the end of a struct that not every libmoeforge has. They are read only for problems (score "given", gated shared experts) that such a library
+# has no package entry for.
+NEWER_FIELDS = {"mf_call": ("ids", "weights", "ids_stride", "weights_stride", "shared_gate", "shared_gate_stride")}
 
 # name: (result, arguments)
 FUNCTIONS = {

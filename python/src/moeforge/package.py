@@ -72,7 +72,7 @@ class Problem:
     swiglu_alpha: float = 0.0  # 0 or 1: SiLU
 
     def __post_init__(self) -> None:
-        same = {"expert_count": self.expert_count or self.experts, "groups": self.groups or 1, "groups_kept": self.groups_kept or 1}
+        same: dict[str, float] = {"expert_count": self.expert_count or self.experts, "groups": self.groups or 1, "groups_kept": self.groups_kept or 1}
         same["swiglu_limit"] = ctypes.c_float(self.swiglu_limit).value  # as the library stores it
         same["swiglu_alpha"] = 0.0 if self.swiglu_alpha == 1 else ctypes.c_float(self.swiglu_alpha).value
         for name, value in same.items():
@@ -225,15 +225,17 @@ class Layer(_Owner):
 
     def forward(
         self, *, tokens: int, x: int, out: int, workspace: int, logits: int = 0, ids: int = 0, weights: int = 0, stream: int = 0, x_stride: int = 0,
-        logits_stride: int = 0, out_stride: int = 0, ids_stride: int = 0, weights_stride: int = 0,
+        logits_stride: int = 0, out_stride: int = 0, ids_stride: int = 0, weights_stride: int = 0, shared_gate: int = 0, shared_gate_stride: int = 0,
     ) -> None:
         """Launches the layer on `stream`: no allocation, no synchronisation, capturable into a CUDA graph. Addresses are of device memory.
 
-        A problem with score GIVEN takes ids (i32) and weights (f32), all others take logits. Zero tokens launch nothing.
+        A problem with score GIVEN takes ids (i32) and weights (f32), all others take logits; gated shared experts take shared_gate. Zero tokens launch
+        nothing.
         Raises MissTokens above the op's max_tokens; on any exception nothing was launched.
         """
         call = _abi.CCall(
-            ctypes.sizeof(_abi.CCall), tokens, x, logits, out, workspace, x_stride, logits_stride, out_stride, ids, weights, ids_stride, weights_stride
+            ctypes.sizeof(_abi.CCall), tokens, x, logits, out, workspace, x_stride, logits_stride, out_stride, ids, weights, ids_stride, weights_stride,
+            shared_gate, shared_gate_stride,
         )
         status = self._forward(self._pointer(), ctypes.byref(call), stream)
         if status != Status.OK:

@@ -47,7 +47,8 @@ class _Cuda:
         """The device's primary context must be current at a launch."""
         if torch.cuda.current_device() == device.index:
             return contextlib.nullcontext()
-        return torch.cuda.device(device)
+        other: ContextManager[Any] = torch.cuda.device(device)
+        return other
 
     def workspace(self, size: int, device: torch.device) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=device)
@@ -60,7 +61,7 @@ _runtime = _Cuda()
 
 
 # ---- checks ----
-def _expect(tensor: Tensor, name: str, dtype: torch.dtype, shape: tuple, device: torch.device) -> None:
+def _expect(tensor: Tensor, name: str, dtype: torch.dtype, shape: "tuple[int, ...]", device: torch.device) -> None:
     if tensor.dtype != dtype:
         raise UsageError(f"{name} is {tensor.dtype}, expected {dtype}")
     if tuple(tensor.shape) != tuple(shape):
@@ -73,7 +74,7 @@ def _dense(tensor: Tensor, name: str) -> int:
     """The address of a tensor without gaps."""
     if not tensor.is_contiguous():
         raise MissLayout(f"{name} has strides {tensor.stride()}: it must be contiguous")
-    return tensor.data_ptr()
+    return int(tensor.data_ptr())
 
 
 def _matrix(tensor: Tensor, name: str) -> int:
@@ -100,7 +101,7 @@ class _Workspaces:
 
     def __init__(self, moe: "Moe") -> None:
         self._op, self._device = moe.op, moe.device
-        self._of: dict = {}
+        self._of: "dict[int, Tensor]" = {}
         self._lock = threading.Lock()
         self._spare = [self._make() for _ in range(_SPARE_WORKSPACES)]
         _runtime.synchronize(self._device)  # a spare one may go to any stream
@@ -112,7 +113,7 @@ class _Workspaces:
 
     def address(self, stream: int) -> int:
         memory = self._of.get(stream)
-        return (memory if memory is not None else self._assign(stream)).data_ptr()
+        return int((memory if memory is not None else self._assign(stream)).data_ptr())
 
     def _assign(self, stream: int) -> Tensor:
         with self._lock:
@@ -145,6 +146,8 @@ class Moe:
             raise UsageError(f"device {self.device}: expected a CUDA device")
         if self.device.index is None and self.device.type == "cuda":
             self.device = torch.device("cuda", torch.cuda.current_device())
+        if problem.shared_experts:
+            raise UsageError("problems with shared experts in the call are not served by moeforge.torch yet: use Op.bind() and Layer.forward()")
         self.problem = problem
         self.op = package.op(problem, self.device.index or 0, max_tokens)
         self.max_tokens = self.op.max_tokens

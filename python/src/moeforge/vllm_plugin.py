@@ -78,7 +78,8 @@ def policy(router: Any) -> tuple[dict[str, int], Optional[Any], float]:
     if kind not in ("FusedTopKRouter", "GroupedTopKRouter", "FusedTopKBiasRouter"):
         raise ValueError(f"no routing policy for {kind}")
     bias = getattr(router, "e_score_correction_bias", None)
-    if getattr(router, "num_fused_shared_experts", 0) or getattr(router, "_hash_indices_table", None) is not None or getattr(router, "bias_vl", None) is not None:
+    tables = any(getattr(router, name, None) is not None for name in ("_hash_indices_table", "bias_vl"))
+    if tables or getattr(router, "num_fused_shared_experts", 0):
         raise ValueError("fused shared experts, hash routing and vision biases are not served")
     if router.scoring_func not in SCORES:
         raise ValueError(f"no score {router.scoring_func}")
@@ -109,21 +110,29 @@ class Binding:
 
     own: dict[Any, Any]
     given: Optional[Any]
-    hidden: int
+    weights: tuple[int, int]  # addresses that were bound
 
-    def takes(self, layer: Any, x: Any, other: Any) -> bool:
-        """Can `layer` take these inputs as they lie? Nothing may fail once vLLM's routing was left out."""
+    def takes(self, bound: Any, layer: Any, x: Any, other: Any, columns: int) -> bool:
+        """Can a bound layer take x and its logits or weights as they lie? Nothing may fail once vLLM's routing was left out."""
         return (
-            layer is not None and 0 < x.shape[0] <= layer.max_tokens and x.shape[1] == self.hidden and x.dtype == layer.tensors_dtype and x.is_contiguous()
-            and other.is_contiguous() and x.data_ptr() % 16 == 0 and other.data_ptr() % 16 == 0 and other.shape[0] == x.shape[0]
+            bound is not None
+            and 0 < x.shape[0] <= bound.max_tokens
+            and x.shape[1] == bound.problem.hidden
+            and tuple(other.shape) == (x.shape[0], columns)
+            and str(x.dtype) == "torch.bfloat16"
+            and x.is_contiguous()
+            and other.is_contiguous()
+            and x.data_ptr() % 16 == 0
+            and other.data_ptr() % 16 == 0
+            and (layer.w13_weight.data_ptr(), layer.w2_weight.data_ptr()) == self.weights  # vLLM has not put others in their place
         )
 
 
 class Server:
     """The packages of this process and what was loaded from them."""
 
-    def __init__(self, packages: list[Package], act_scale: Callable[[], int]) -> None:
-        self.packages, self.act_scale = packages, act_scale
+    def __init__(self, packages: list[Package], settings: Callable[[], tuple[int, Optional[str]]]) -> None:
+        self.packages, self.settings = packages, settings
         self._moes: dict[tuple[Problem, Any], Any] = {}
         self._told: set[str] = set()
 
@@ -147,22 +156,18 @@ class Server:
                     self.tell(str(miss))
         return self._moes[key]
 
-    def bind(self, layer: Any, router: Optional[Any]) -> Optional[Binding]:
+    def bind(self, layer: Any, router: Optional[Any], act_scale: int) -> Optional[Binding]:
         """Binds the layer's tensors to whatever the packages have for it."""
         import torch
 
-        problem = shape(layer, self.act_scale())
+        problem = shape(layer, act_scale)
         tensors = (layer.w13_weight.data, layer.w13_weight_scale_inv.data, layer.w2_weight.data, layer.w2_weight_scale_inv.data)
         device = tensors[0].device
-        binding = Binding({}, None, problem.hidden)
+        binding = Binding({}, None, (tensors[0].data_ptr(), tensors[2].data_ptr()))
 
         def bound(wanted: Problem, bias: Optional[Any] = None, scaling: float = 1.0) -> Optional[Any]:
             moe = self.moe(wanted, device)
-            if moe is None:
-                return None
-            result = moe.bind(*tensors, bias=bias, routed_scaling=scaling)
-            result.tensors_dtype = torch.bfloat16
-            return result
+            return moe.bind(*tensors, bias=bias, routed_scaling=scaling) if moe is not None else None
 
         binding.given = bound(problem)
         try:
@@ -183,9 +188,10 @@ class Server:
         name = getattr(layer, "layer_name", "a layer")
         layer.__dict__[BINDING] = None
         try:
-            reason = refusal(method, layer)
+            act_scale, reason = self.settings()
+            reason = reason or refusal(method, layer)
             if reason is None:
-                layer.__dict__[BINDING] = self.bind(layer, layer.__dict__.get(ROUTER))
+                layer.__dict__[BINDING] = self.bind(layer, layer.__dict__.get(ROUTER), act_scale)
                 if layer.__dict__[BINDING] is None:
                     reason = "no package has a kernel for it"
         except (MoeforgeError, ValueError) as error:
@@ -241,7 +247,8 @@ def wrap_select(router: Any, layer_ref: Callable[[], Any]) -> Callable[..., Any]
             and getattr(router, "capture_fn", None) is None
             and getattr(router, "_routing_replay_out", None) is None
             and getattr(type(layer.quant_method).apply, "_moeforge", False)
-            and binding.takes(binding.own.get(router_logits.dtype), hidden_states, router_logits)
+            and (own := binding.own.get(router_logits.dtype)) is not None
+            and binding.takes(own, layer, hidden_states, router_logits, own.problem.logits)
         ):
             return router_logits, None  # for apply below: not selected yet
         return original(hidden_states, router_logits, *args, **kwargs)
@@ -264,8 +271,10 @@ def wrap_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         binding = layer.__dict__.get(BINDING)
         if topk_ids is None:
             return binding.own[topk_weights.dtype].launch(x, topk_weights)
-        if binding is not None and str(topk_ids.dtype) == "torch.int32" and topk_ids.is_contiguous() and binding.takes(binding.given, x, topk_weights):
-            return binding.given.launch(x, topk_ids=topk_ids, topk_weights=topk_weights)
+        given = binding.given if binding is not None else None
+        if given is not None and str(topk_ids.dtype) == "torch.int32" and str(topk_weights.dtype) == "torch.float32" and topk_ids.is_contiguous():
+            if binding.takes(given, layer, x, topk_weights, given.problem.top_k):
+                return given.launch(x, topk_ids=topk_ids, topk_weights=topk_weights)
         return original(self, layer, x, topk_weights, topk_ids, *args, **kwargs)
 
     apply._moeforge = True  # type: ignore[attr-defined]
@@ -313,14 +322,15 @@ def install(method_class: Any, runner_class: Any, router_class: Any, server: Ser
     return True
 
 
-def _act_scale() -> int:
-    """ue8m0 for checkpoints that say so (DeepSeek-V3.1), else f32."""
+def _settings() -> tuple[int, Optional[str]]:
+    """Activation scales: ue8m0 for checkpoints that say so (DeepSeek-V3.1), else f32. And what of this run is against moeforge as a whole."""
     from vllm.config import get_current_vllm_config
 
-    config = getattr(get_current_vllm_config().model_config, "hf_config", None)
-    quantisation = getattr(config, "quantization_config", None) or {}
+    model = get_current_vllm_config().model_config
+    quantisation = getattr(getattr(model, "hf_config", None), "quantization_config", None) or {}
     ue8m0 = isinstance(quantisation, dict) and quantisation.get("scale_fmt") == "ue8m0"
-    return int(ActScale.UE8M0 if ue8m0 else ActScale.F32)
+    sleeps = getattr(model, "enable_sleep_mode", False)
+    return int(ActScale.UE8M0 if ue8m0 else ActScale.F32), "sleep mode empties the workspaces" if sleeps else None
 
 
 def register() -> None:
@@ -333,7 +343,7 @@ def register() -> None:
         from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
         from vllm.model_executor.layers.quantization.fp8 import Fp8MoEMethod
 
-        install(Fp8MoEMethod, MoERunner, FusedMoERouter, Server([load(path) for path in paths], _act_scale))
+        install(Fp8MoEMethod, MoERunner, FusedMoERouter, Server([load(path) for path in paths], _settings))
     except ImportError as error:
         log.warning("moeforge: nothing is changed: %s", error)
     except (MoeforgeError, OSError) as error:
