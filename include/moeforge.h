@@ -72,7 +72,8 @@ MF_API const char *mf_status_string(enum mf_status status);
 /* The identifier itself ("MF_MISS_SHAPE"); never NULL. */
 MF_API const char *mf_status_name(enum mf_status status);
 
-enum mf_score { MF_SCORE_SOFTMAX = 0, MF_SCORE_SIGMOID = 1, MF_SCORE_SQRT_SOFTPLUS = 2, MF_SCORE_TOPK_SOFTMAX = 3 };
+/* MF_SCORE_GIVEN: the engine has routed; a call passes ids and weights instead of logits. */
+enum mf_score { MF_SCORE_SOFTMAX = 0, MF_SCORE_SIGMOID = 1, MF_SCORE_SQRT_SOFTPLUS = 2, MF_SCORE_TOPK_SOFTMAX = 3, MF_SCORE_GIVEN = 4 };
 enum mf_dtype { MF_DTYPE_BF16 = 0, MF_DTYPE_F32 = 1 };
 enum mf_act_scale { MF_ACT_SCALE_F32 = 0, MF_ACT_SCALE_UE8M0 = 1 };
 
@@ -121,7 +122,10 @@ struct mf_weights {
   float reserved_f;
 };
 
-/* One forward call. x and out must not overlap. Strides are in elements; 0 means dense. Set struct_size first. */
+/* One forward call. x and out must not overlap. Strides are in elements; 0 means dense. Set struct_size first; callers that were compiled against an
+ * older header pass its smaller size, which stays valid: the later fields then count as 0.
+ * ids and weights are read only if problem.score is MF_SCORE_GIVEN, logits only if it is not. An id is that of the whole model (0 .. experts +
+ * zero_experts - 1) or -1, no expert; any other selects nothing and sets a status bit. An expert that a token names twice gets the sum of both weights. */
 struct mf_call {
   uint32_t struct_size;
   int32_t tokens;             /* 0 launches nothing and succeeds */
@@ -130,6 +134,9 @@ struct mf_call {
   void *out;                  /* bf16 [tokens][K] */
   void *workspace;            /* mf_op_workspace_size() bytes, 256-byte aligned, one per concurrent stream */
   int64_t x_stride, logits_stride, out_stride;
+  const int32_t *ids;         /* [tokens][top_k] */
+  const float *weights;       /* [tokens][top_k]; times routed_scaling, otherwise as they are */
+  int64_t ids_stride, weights_stride;
 };
 
 /* What a package offers, for listing. 'index' runs from 0; past the end MF_ERR_NOT_FOUND. Pointers live as long as the package. */

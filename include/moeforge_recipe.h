@@ -18,7 +18,7 @@
 #include <stdint.h>
 
 #define MF_RECIPE_MAGIC 0x4352464du /* "MFRC" */
-#define MF_RECIPE_VERSION 1u
+#define MF_RECIPE_VERSION 2u /* 1: without the sources from MF_SRC_IDS on; a recipe that does without them still says so */
 #define MF_RECIPE_MAX_MAPS 4
 #define MF_RECIPE_MAX_PARAMS 8
 #define MF_RECIPE_MAX_FIELDS 48
@@ -43,7 +43,11 @@
   X(MF_SRC_TOKENS, 36, "tokens")                  /* i32 */                   \
   X(MF_SRC_X_STRIDE, 37, "x_stride")              /* elements, i32 or i64 */  \
   X(MF_SRC_LOGITS_STRIDE, 38, "logits_stride")                                \
-  X(MF_SRC_OUT_STRIDE, 39, "out_stride")
+  X(MF_SRC_OUT_STRIDE, 39, "out_stride")                                      \
+  X(MF_SRC_IDS, 40, "ids")                        /* 40 and up: version 2 */  \
+  X(MF_SRC_WEIGHTS, 41, "weights")                                            \
+  X(MF_SRC_IDS_STRIDE, 42, "ids_stride")                                      \
+  X(MF_SRC_WEIGHTS_STRIDE, 43, "weights_stride")
 
 enum mf_source {
 #define MF_SOURCE_ENUM(name, value, text) name = value,
@@ -51,6 +55,7 @@ enum mf_source {
 #undef MF_SOURCE_ENUM
 };
 #define MF_SRC_FIRST_PER_CALL 32
+#define MF_SRC_FIRST_OF_VERSION_2 40
 
 #define MF_RECIPE_COOPERATIVE 1u /* CTAs wait for each other: launch cooperatively, so that it fails instead of hanging */
 #define MF_RECIPE_PDL 2u         /* programmatic dependent launch */
@@ -111,5 +116,6 @@ struct mf_recipe {
 
 #define MF_WS_NAN_LOGIT 1u /* a router logit was NaN; it selected nothing */
 #define MF_WS_WATCHDOG 2u  /* a wait gave up (debug builds) */
+#define MF_WS_BAD_ID 4u    /* a given expert id does not exist; it selected nothing */
 
 #endif

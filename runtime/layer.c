@@ -4,6 +4,7 @@
 #include "op.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 struct mf_layer {
   const struct mf_op *op; /* the caller's */
@@ -17,7 +18,7 @@ enum mf_status mf_layer_bind(struct mf_op *op, const struct mf_weights *weights,
   if(out == NULL)
     return MF_ERR_USAGE;
   *out = NULL;
-  if(op == NULL || weights == NULL || !struct_is_usable(weights, weights->struct_size, sizeof(*weights)))
+  if(op == NULL || weights == NULL || !struct_is_usable(weights, weights->struct_size, sizeof(*weights), sizeof(*weights)))
     return MF_ERR_USAGE;
   layer = calloc(1, sizeof(*layer));
   if(layer == NULL)
@@ -40,7 +41,7 @@ enum mf_status mf_moe_forward(const struct mf_layer *layer, const struct mf_call
   const struct op_kernel *kernel;
   struct mf_call own;
   uint16_t index;
-  if(layer == NULL || call == NULL || !struct_is_usable(call, call->struct_size, sizeof(*call)) || call->tokens < 0)
+  if(layer == NULL || call == NULL || !struct_is_usable(call, call->struct_size, CALL_FIRST_SIZE, sizeof(*call)) || call->tokens < 0)
     return MF_ERR_USAGE;
   if(call->tokens == 0)
     return MF_OK;
@@ -50,7 +51,8 @@ enum mf_status mf_moe_forward(const struct mf_layer *layer, const struct mf_call
     return MF_ERR_USAGE;
   index = layer->op->kernel_of[call->tokens];
   kernel = &layer->op->kernels[index];
-  own = *call;
+  memset(&own, 0, sizeof(own));
+  memcpy(&own, call, call->struct_size < sizeof(own) ? call->struct_size : sizeof(own));
   own.workspace = (unsigned char *)call->workspace + kernel->workspace_offset;
   return recipe_launch(&layer->op->api, kernel->recipe, kernel->function, &layer->blocks[index], &layer->op->problem, &own, stream, NULL);
 }

@@ -225,7 +225,7 @@ enum mf_status mf_op_create(struct mf_package *pkg, const struct mf_problem *pro
   if(out == NULL)
     return MF_ERR_USAGE;
   *out = NULL;
-  if(pkg == NULL || problem == NULL || max_tokens < 1 || !struct_is_usable(problem, problem->struct_size, sizeof(*problem)))
+  if(pkg == NULL || problem == NULL || max_tokens < 1 || !struct_is_usable(problem, problem->struct_size, sizeof(*problem), sizeof(*problem)))
     return MF_ERR_USAGE;
   package_problem_set(problem, &wanted);
   if(!has_shape(pkg, &wanted))

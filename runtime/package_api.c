@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-int struct_is_usable(const void *object, uint32_t struct_size, size_t known_size)
+int struct_is_usable(const void *object, uint32_t struct_size, size_t first_size, size_t known_size)
 {
   const unsigned char *bytes = object;
-  if(struct_size < known_size)
+  if(struct_size < first_size)
     return 0;
   for(size_t i = known_size; i < struct_size; i++)
     if(bytes[i] != 0)

@@ -7,6 +7,8 @@
 
 #include "package_format.h"
 
+#include <stddef.h>
+
 struct mf_package {
   unsigned char *bytes; /* the whole file; owned */
   size_t size;
@@ -32,7 +34,9 @@ void package_problem_set(const struct mf_problem *problem, struct package_proble
 /* Field by field, after the documented defaults were filled in (0 groups = 1, 0 expert_count = all, alpha 0 = 1). */
 int package_problem_equal(const struct package_problem *a, const struct package_problem *b);
 
-/* The rule of every public struct: at least the size that this version knows, and nothing but zeros behind it. */
-int struct_is_usable(const void *object, uint32_t struct_size, size_t known_size);
+/* The rule of every public struct: at least the size that the first version had, and nothing but zeros behind what this version knows. */
+int struct_is_usable(const void *object, uint32_t struct_size, size_t first_size, size_t known_size);
+/* Sizes of the structs that have grown since. */
+#define CALL_FIRST_SIZE offsetof(struct mf_call, ids)
 
 #endif

@@ -106,7 +106,7 @@ static void model_open(struct model *m, const struct mf_problem *p, float scalin
                        enum defect defect)
 {
   const size_t rows = (size_t)tc->tokens * (size_t)p->top_k, n = (size_t)p->intermediate, k = (size_t)p->hidden;
-  float *logits = malloc((size_t)tc->tokens * (size_t)(p->experts + p->zero_experts) * sizeof(float)), bias[DATA_MAX_LOGITS], *plain;
+  float *logits = malloc(data_logits_bytes(p, tc->tokens)), bias[DATA_MAX_LOGITS], *plain;
   uint16_t *x = malloc((size_t)tc->tokens * k * sizeof(*x));
   *m = (struct model){.problem = p, .layer_seed = layer_seed, .accumulator_bits = bits, .defect = defect, .tokens = tc->tokens, .top_k = p->top_k,
                       .n = p->intermediate, .k = p->hidden, .x_blocks = (p->hidden + 127) / 128,

@@ -103,6 +103,43 @@ START_TEST(ties_go_to_the_lowest_expert)
 }
 END_TEST
 
+/* Ids of 4 and their weights, of one token. */
+static void route_given(struct mf_problem *p, const int32_t ids[4], const float weights[4], float scaling, struct routing_result *r)
+{
+  uint32_t block[8];
+  memcpy(block, ids, 16);
+  memcpy(block + 4, weights, 16);
+  p->score = MF_SCORE_GIVEN;
+  p->renormalize = 0;
+  reference_route(p, 1, block, NULL, scaling, r);
+}
+
+START_TEST(given_experts)
+{
+  struct mf_problem p = small_problem();
+  static struct routing_result r;
+  route_given(&p, (const int32_t[4]){5, 0, 15, 7}, (const float[4]){0.5f, -0.25f, 3, 0}, 2, &r);
+  EXPECT_IDS(&r, 5, 0, 15, 7);
+  expect_weight(&r, 0, 1);
+  expect_weight(&r, 1, -0.5);
+  expect_weight(&r, 2, 6);
+  ck_assert_int_eq(r.active, 4);
+  /* named again; none, which weighs nothing */
+  route_given(&p, (const int32_t[4]){-1, 9, 3, 9}, (const float[4]){8, 0.5f, 1, 0.125f}, 1, &r);
+  EXPECT_IDS(&r, 9, 3, -1, -1);
+  expect_weight(&r, 0, 0.625);
+  expect_weight(&r, 1, 1);
+  expect_weight(&r, 2, 0);
+  ck_assert_int_eq(r.active, 2);
+  /* not there; a zero expert */
+  p.zero_experts = 2;
+  route_given(&p, (const int32_t[4]){18, 17, -2, 2}, (const float[4]){1, 1, 1, 1}, 1, &r);
+  EXPECT_IDS(&r, -1, 2, -1, -1);
+  expect_weight(&r, 0, 0);
+  expect_weight(&r, 1, 1);
+}
+END_TEST
+
 START_TEST(nan_is_never_selected)
 {
   static struct routing_result r;
@@ -547,6 +584,7 @@ static void add_all(TCase *tc)
   tcase_add_test(tc, softmax_renormalised);
   tcase_add_test(tc, softmax_over_all_experts);
   tcase_add_test(tc, topk_softmax_normalises_over_the_chosen);
+  tcase_add_test(tc, given_experts);
   tcase_add_test(tc, ties_go_to_the_lowest_expert);
   tcase_add_test(tc, nan_is_never_selected);
   tcase_add_test(tc, nan_bias_deselects);

@@ -28,8 +28,12 @@ float data_scale_base(const struct mf_problem *problem, enum data_stream stream)
 void data_bias(uint64_t layer_seed, int columns, float *out);
 /* x: bf16 bits [tokens][hidden] for a case. */
 void data_x(const struct mf_problem *problem, const struct test_case *tc, uint16_t *out);
-/* Router logits: bf16 bits (or f32 if problem says so) [tokens][experts + zero_experts]. */
+/* What the engine passes for routing, data_logits_bytes() of it. Router logits: bf16 bits (or f32 if problem says so) [tokens][experts + zero_experts].
+ * With score given: i32 ids [tokens][top_k], then their f32 weights [tokens][top_k]. */
 void data_logits(const struct mf_problem *problem, const struct test_case *tc, void *out);
+size_t data_logits_bytes(const struct mf_problem *problem, int tokens);
+/* Fills in where a call of call->tokens finds them, if they lie at 'address' on the device. */
+void data_logits_call(const struct mf_problem *problem, uint64_t address, struct mf_call *call);
 /* Seed of the weights of layer 'layer'. */
 uint64_t data_layer_seed(uint32_t layer);
 /* Seed of everything else in a case: all its fields count. */

@@ -14,7 +14,10 @@
  * tokens are disjoint as long as each window holds top_k x its tokens.
  *
  * CASE_NEG_INF, on top of any kind: about a quarter of a token's logits is -inf, top_k stay finite; but token seed % tokens has only top_k - 1
- * finite ones, and of three or more tokens the one behind it has none. */
+ * finite ones, and of three or more tokens the one behind it has none.
+ *
+ * Score given: ids and weights are those of a softmax router on these logits, renormalised, in a row that begins anywhere in their order. ties names
+ * experts twice, CASE_NEG_INF has -1 (beside a weight that must not count) instead of what would weigh 0. */
 #include "datagen.h"
 #include "reference.h"
 #include "tools/datagen_core.h"
@@ -201,25 +204,66 @@ static void make_row(struct logit_source *src, const struct test_case *tc, int t
     mask_row(src, tc, token, row);
 }
 
-static void store_row(const struct mf_problem *problem, const float *row, int columns, void *out)
+/* What an engine's own router makes of the logits. */
+static void choose_row(const struct logit_source *src, const struct test_case *tc, const float *row, int t, int32_t *ids, float *weights)
 {
-  if(problem->logits_dtype == MF_DTYPE_F32)
-    memcpy(out, row, (size_t)columns * sizeof(row[0]));
+  struct mf_problem softmax = *src->problem;
+  struct routing_result routing;
+  const int k = softmax.top_k, first = (int)(mf_data_hash(src->key, ~(uint64_t)t) % (uint64_t)k);
+  softmax.score = MF_SCORE_SOFTMAX;
+  softmax.renormalize = 1;
+  softmax.logits_dtype = MF_DTYPE_F32;
+  reference_route(&softmax, 1, row, NULL, 1.0f, &routing);
+  for(int j = 0; j < k; j++) {
+    const int from = (first + j) % k;
+    const bool none = routing.ids[from] < 0 || (tc->data == CASE_NEG_INF && routing.weights[from] == 0.0f);
+    ids[j] = none ? -1 : routing.ids[from];
+    weights[j] = none ? 0.75f : routing.weights[from];
+    if(tc->routing == ROUTING_TIES && j % 3 == 2)
+      ids[j] = ids[j - 2];
+  }
+}
+
+/* Token 't' of what data_logits() makes of 'tokens'. */
+static void store_row(const struct logit_source *src, const struct test_case *tc, const float *row, int tokens, int t, void *out)
+{
+  const struct mf_problem *p = src->problem;
+  const size_t columns = (size_t)src->columns, k = (size_t)p->top_k, at = (size_t)t;
+  if(p->score == MF_SCORE_GIVEN)
+    choose_row(src, tc, row, t, (int32_t *)out + at * k, (float *)out + ((size_t)tokens + at) * k);
+  else if(p->logits_dtype == MF_DTYPE_F32)
+    memcpy((float *)out + at * columns, row, columns * sizeof(row[0]));
   else
-    for(int c = 0; c < columns; c++)
-      ((uint16_t *)out)[c] = bf16_from_float(row[c]);
+    for(size_t c = 0; c < columns; c++)
+      ((uint16_t *)out)[at * columns + c] = bf16_from_float(row[c]);
+}
+
+size_t data_logits_bytes(const struct mf_problem *problem, int tokens)
+{
+  const size_t columns = (size_t)(problem->experts + problem->zero_experts), k = (size_t)problem->top_k;
+  if(problem->score == MF_SCORE_GIVEN)
+    return (size_t)tokens * k * (sizeof(int32_t) + sizeof(float));
+  return (size_t)tokens * columns * (problem->logits_dtype == MF_DTYPE_F32 ? sizeof(float) : sizeof(uint16_t));
+}
+
+void data_logits_call(const struct mf_problem *problem, uint64_t address, struct mf_call *call)
+{
+  if(problem->score == MF_SCORE_GIVEN) {
+    call->ids = (const int32_t *)(uintptr_t)address;
+    call->weights = (const float *)(uintptr_t)address + (size_t)call->tokens * (size_t)problem->top_k;
+  } else {
+    call->logits = (const void *)(uintptr_t)address;
+  }
 }
 
 void data_logits(const struct mf_problem *problem, const struct test_case *tc, void *out)
 {
   struct logit_source src;
   float row[DATA_MAX_LOGITS];
-  unsigned char *next = out;
   open_source(&src, problem, tc);
   for(int t = 0; t < tc->tokens; t++) {
     make_row(&src, tc, t, row);
-    store_row(problem, row, src.columns, next);
-    next += (size_t)src.columns * (problem->logits_dtype == MF_DTYPE_F32 ? sizeof(float) : sizeof(uint16_t));
+    store_row(&src, tc, row, tc->tokens, t, out);
   }
 }
 
@@ -237,7 +281,7 @@ static int drawn_active(const struct mf_problem *problem, const struct test_case
   open_source(&src, problem, tc);
   for(int t = 0; t < tc->tokens; t++) {
     make_row(&src, tc, t, row);
-    store_row(problem, row, src.columns, stored);
+    store_row(&src, tc, row, 1, 0, stored);
     reference_route(problem, 1, stored, bias, 1.0f, &routing);
     for(int j = 0; j < routing.top_k; j++) {
       const int local = routing.ids[j] - problem->expert_begin;

@@ -242,11 +242,6 @@ CUdeviceptr cuda_workspace(const struct device_kernel *kernel)
   return kernel->workspace + GUARD_BYTES;
 }
 
-size_t logits_row_bytes(const struct mf_problem *p)
-{
-  return (size_t)(p->experts + p->zero_experts) * (p->logits_dtype == MF_DTYPE_F32 ? sizeof(float) : sizeof(uint16_t));
-}
-
 enum mf_status cuda_fresh_workspace(struct device *dev, struct device_kernel *kernel, struct error *err)
 {
   const size_t bytes = (size_t)kernel->recipe.workspace_bytes + 2 * (size_t)GUARD_BYTES;

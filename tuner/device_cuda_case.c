@@ -41,7 +41,7 @@ static void lay_out(struct arena *a, const struct mf_problem *p, int tokens, int
   size_t at = 0;
   a->replays = replays;
   a->x_bytes = a->out_bytes = (size_t)tokens * (size_t)p->hidden * sizeof(uint16_t);
-  a->logits_bytes = (size_t)tokens * logits_row_bytes(p);
+  a->logits_bytes = data_logits_bytes(p, tokens);
   a->x = place(&at, a->x_bytes);
   a->logits = place(&at, a->logits_bytes);
   for(int i = 0; i < replays; i++)
@@ -100,7 +100,7 @@ static enum mf_status launch_all(struct device *dev, struct device_kernel *kerne
   call.struct_size = sizeof(call);
   call.tokens = tc->tokens;
   call.x = (const void *)(uintptr_t)(a->device + a->x);
-  call.logits = (const void *)(uintptr_t)(a->device + a->logits);
+  data_logits_call(&dev->problem, a->device + a->logits, &call);
   call.workspace = (void *)(uintptr_t)cuda_workspace(kernel);
   for(int i = 0; i < a->replays; i++) {
     CUresult result = CUDA_SUCCESS;

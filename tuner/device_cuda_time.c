@@ -167,7 +167,7 @@ static enum mf_status enqueue_kernel(struct device *dev, const struct device_ker
     CUresult result = CUDA_SUCCESS;
     enum mf_status rc;
     call.x = (const void *)(uintptr_t)at;
-    call.logits = (const void *)(uintptr_t)(at + pf->x_bytes);
+    data_logits_call(&dev->problem, at + pf->x_bytes, &call);
     call.out = (void *)(uintptr_t)(at + pf->x_bytes + pf->logits_bytes);
     rc = recipe_launch(&dev->api, &recipe, kernel->function, &kernel->blocks[i % dev->nlayers], &dev->problem, &call, dev->stream, &result);
     if(rc != MF_OK)
@@ -297,7 +297,7 @@ static enum mf_status fill_profile(struct device *dev, struct device_kernel *con
   pf->tokens = tokens;
   pf->launches = device_graph_launches(launches, dev->nlayers);
   pf->x_bytes = pf->out_bytes = padded((size_t)tokens * (size_t)dev->problem.hidden * sizeof(uint16_t));
-  pf->logits_bytes = padded((size_t)tokens * logits_row_bytes(&dev->problem));
+  pf->logits_bytes = padded(data_logits_bytes(&dev->problem, tokens));
   pf->graphs = calloc((size_t)count, sizeof(CUgraphExec));
   pf->kernels = calloc((size_t)count, sizeof(struct device_kernel *));
   if(pf->graphs == NULL || pf->kernels == NULL)

@@ -34,11 +34,11 @@ static const struct knob knobs[STREAM_KNOBS] = {
 #define RULES_TABLE(X)                                                                                        \
   X(RULE_TOKENS, "tokens", "1 to 8 tokens")                                                                   \
   X(RULE_TOP_K, "top_k", "at most 22 experts per token: each may need an h group of its own")                 \
-  X(RULE_EXPERTS, "experts", "8 to 1024 logits per token, zero experts included, in rows of whole 16 bytes")    \
+  X(RULE_EXPERTS, "experts", "8 to 1024 logits per token, zero experts included, in rows of whole 16 bytes; of given ids 1 to 1024") \
   X(RULE_HIDDEN, "hidden", "hidden size a multiple of 128, 1024 to 8192: whole scale blocks")                 \
   X(RULE_INTERMEDIATE, "intermediate", "features per rank, and the first one's place in its scale block, multiples of 16")  \
   X(RULE_MEMORY, "memory", "x, h of all ranks and the smallest ring fit into shared memory")                  \
-  X(RULE_ROUTER, "router", "softmax over the chosen goes without a bias and groups")                           \
+  X(RULE_ROUTER, "router", "softmax over the chosen and given experts go without a bias and groups")           \
   X(RULE_GROUPS, "groups", "a power of two, up to 32 groups; a multiple of 64 experts: whole lanes of the router") \
   X(RULE_FEATURE, "feature", "no shared-expert slots, clamps, weights on the input yet")                         \
   X(RULE_DOWN_ROWS, "down_rows", "at most 64 rows of w2 per CTA")                                             \
@@ -111,6 +111,7 @@ static int scoring_of(const struct mf_problem *p)
     case MF_SCORE_SIGMOID: return MF_STREAM_SIGMOID;
     case MF_SCORE_SQRT_SOFTPLUS: return MF_STREAM_SQRT_SOFTPLUS;
     case MF_SCORE_SOFTMAX: return p->select_bias || p->groups > 1 ? MF_STREAM_PROBABILITY : MF_STREAM_SOFTMAX;
+    case MF_SCORE_GIVEN: return MF_STREAM_GIVEN;
     case MF_SCORE_TOPK_SOFTMAX: break;
   }
   return MF_STREAM_SOFTMAX;
@@ -119,7 +120,7 @@ static int scoring_of(const struct mf_problem *p)
 /* Whether selection goes through tables in shared memory: scores and orders of every expert. */
 static bool has_scores(const struct mf_problem *p)
 {
-  return scoring_of(p) != MF_STREAM_SOFTMAX || p->logits_dtype == MF_DTYPE_F32;
+  return p->score != MF_SCORE_GIVEN && (scoring_of(p) != MF_STREAM_SOFTMAX || p->logits_dtype == MF_DTYPE_F32);
 }
 
 /* The layout's struct Shared, field by field. */
@@ -185,14 +186,15 @@ static bool plain_features(const struct mf_problem *p)
 static enum mf_status stream_serves(const struct mf_problem *p, int tokens, const struct device_info *dev, struct verdict *why)
 {
   const int lanes_per_group = p->groups > 0 ? 32 / p->groups : 0, columns = p->experts + p->zero_experts;
-  const int row_step = p->logits_dtype == MF_DTYPE_F32 ? 4 : 8;
+  const bool given = p->score == MF_SCORE_GIVEN;
+  const int row_step = given ? 1 : p->logits_dtype == MF_DTYPE_F32 ? 4 : 8;
   long least_bytes;
   int down_rows;
   if(tokens < 1 || tokens > MF_STREAM_MAX_TOKENS)
     return reject(why, RULE_TOKENS, tokens, MF_STREAM_MAX_TOKENS, MF_STREAM_MAX_TOKENS, NULL);
   if(p->top_k > MF_STREAM_MAX_TOPK)
     return reject(why, RULE_TOP_K, p->top_k, MF_STREAM_MAX_TOPK, MF_STREAM_MAX_TOPK, NULL);
-  if(columns < MIN_COLUMNS || columns > MF_STREAM_MAX_COLUMNS || columns % row_step != 0)
+  if(columns < (given ? 1 : MIN_COLUMNS) || columns > MF_STREAM_MAX_COLUMNS || columns % row_step != 0)
     return reject(why, RULE_EXPERTS, columns, MF_STREAM_MAX_COLUMNS,
                   columns > MF_STREAM_MAX_COLUMNS ? MF_STREAM_MAX_COLUMNS : align_up(columns, row_step), NULL);
   if(p->hidden % 128 != 0 || p->hidden < 1024 || p->hidden > 8192)
@@ -201,7 +203,7 @@ static enum mf_status stream_serves(const struct mf_problem *p, int tokens, cons
     return reject(why, RULE_INTERMEDIATE, p->intermediate, 16, p->intermediate < 16 ? 16 : align_up(p->intermediate, 16), NULL);
   if(p->intermediate_offset % 16 != 0)
     return reject(why, RULE_INTERMEDIATE, p->intermediate_offset, 16, align_up(p->intermediate_offset, 16), NULL);
-  if(p->score == MF_SCORE_TOPK_SOFTMAX && (p->select_bias != 0 || p->groups != 1))
+  if((given || p->score == MF_SCORE_TOPK_SOFTMAX) && (p->select_bias != 0 || p->groups != 1))
     return reject(why, RULE_ROUTER, p->score, MF_SCORE_SOFTMAX, MF_SCORE_SOFTMAX, NULL);
   if(p->groups != 1 && (p->experts % 64 != 0 || lanes_per_group * p->groups != 32))
     return reject(why, RULE_GROUPS, p->groups, 32, 1, NULL);
@@ -272,7 +274,8 @@ static enum mf_status stream_constrain(const struct mf_problem *p, const struct 
 /* ---- source ---- */
 
 static const char *const scorings[] = {[MF_STREAM_SOFTMAX] = "MF_STREAM_SOFTMAX", [MF_STREAM_SIGMOID] = "MF_STREAM_SIGMOID",
-                                       [MF_STREAM_SQRT_SOFTPLUS] = "MF_STREAM_SQRT_SOFTPLUS", [MF_STREAM_PROBABILITY] = "MF_STREAM_PROBABILITY"};
+                                       [MF_STREAM_SQRT_SOFTPLUS] = "MF_STREAM_SQRT_SOFTPLUS", [MF_STREAM_PROBABILITY] = "MF_STREAM_PROBABILITY",
+                                       [MF_STREAM_GIVEN] = "MF_STREAM_GIVEN"};
 
 static void stream_emit(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev, struct strbuf *out)
 {
@@ -337,10 +340,21 @@ static void add_stride(struct mf_recipe_stride *stride, enum mf_source source, u
 #define FIELD(r, source, member, value) \
   add_field(r, source, sizeof(((struct mf_stream_params *)0)->member), offsetof(struct mf_stream_params, member), value)
 
-static void add_params(struct mf_recipe *r, const struct schedule *sched)
+/* What not every kernel has. A recipe that needs it is one of version 2. */
+static void add_more_params(struct mf_recipe *r, const struct mf_problem *p)
 {
+  if(p->score == MF_SCORE_GIVEN) {
+    r->version = 2;
+    FIELD(r, MF_SRC_WEIGHTS, weights, 0);
+    FIELD(r, MF_SRC_WEIGHTS_STRIDE, weights_pitch, 0);
+  }
+}
+
+static void add_params(struct mf_recipe *r, const struct mf_problem *p, const struct schedule *sched)
+{
+  const bool given = p->score == MF_SCORE_GIVEN;
   FIELD(r, MF_SRC_X, x, 0);
-  FIELD(r, MF_SRC_LOGITS, logits, 0);
+  FIELD(r, given ? MF_SRC_IDS : MF_SRC_LOGITS, logits, 0);
   FIELD(r, MF_SRC_BIAS, bias, 0);
   FIELD(r, MF_SRC_S13, s13, 0);
   FIELD(r, MF_SRC_S2, s2, 0);
@@ -348,7 +362,7 @@ static void add_params(struct mf_recipe *r, const struct schedule *sched)
   FIELD(r, MF_SRC_WORKSPACE, workspace, 0);
   FIELD(r, MF_SRC_TOKENS, tokens, 0);
   FIELD(r, MF_SRC_X_STRIDE, x_pitch, 0);
-  FIELD(r, MF_SRC_LOGITS_STRIDE, logits_pitch, 0);
+  FIELD(r, given ? MF_SRC_IDS_STRIDE : MF_SRC_LOGITS_STRIDE, logits_pitch, 0);
   FIELD(r, MF_SRC_OUT_STRIDE, out_pitch, 0);
   FIELD(r, MF_SRC_ROUTED_SCALING, scaling, 0);
   FIELD(r, MF_SRC_CONST, flight, sched->value[KNOB_FLIGHT]);
@@ -356,6 +370,7 @@ static void add_params(struct mf_recipe *r, const struct schedule *sched)
   FIELD(r, MF_SRC_CONST, static_rounds, sched->value[KNOB_STATIC]);
   FIELD(r, MF_SRC_CONST, rotate_k, sched->value[KNOB_ROTATE]);
   FIELD(r, MF_SRC_CONST, evict_first, 1);
+  add_more_params(r, p);
 }
 
 /* w13 as [k-block][expert and group of 8 rows][gate, up][row][column]: one box is a unit's 16 rows x 8 k-blocks. The strides do not grow with the
@@ -414,7 +429,7 @@ static enum mf_status stream_recipe(const struct mf_problem *p, const struct sch
   (void)err;
   memset(out, 0, sizeof(*out));
   out->magic = MF_RECIPE_MAGIC;
-  out->version = MF_RECIPE_VERSION;
+  out->version = 1;
   out->size = sizeof(*out);
   out->flags = MF_RECIPE_COOPERATIVE;
   strncpy(out->kernel, family_stream.kernel, sizeof(out->kernel) - 1);
@@ -433,7 +448,7 @@ static enum mf_status stream_recipe(const struct mf_problem *p, const struct sch
   out->routing_ids_offset = (uint64_t)MF_STREAM_WS_IDS(p->top_k);
   out->routing_weights_offset = (uint64_t)MF_STREAM_WS_WEIGHTS(p->top_k);
   out->status_offset = MF_STREAM_WS_STATUS;
-  add_params(out, sched);
+  add_params(out, p, sched);
   add_up_map(out, p);
   add_down_map(out, p, &l);
   add_arguments(out);

@@ -405,7 +405,7 @@ static enum mf_status allocate_result(const struct mf_problem *problem, int toke
 static enum mf_status make_inputs(const struct mf_problem *problem, float routed_scaling, uint64_t layer_seed, const struct test_case *tc,
                                   struct routing_result *routing, uint16_t **x, struct error *err)
 {
-  float *logits = malloc((size_t)tc->tokens * (size_t)(problem->experts + problem->zero_experts) * sizeof(float));
+  void *logits = malloc(data_logits_bytes(problem, tc->tokens));
   float bias[DATA_MAX_LOGITS];
   *x = malloc((size_t)tc->tokens * (size_t)problem->hidden * sizeof(**x));
   if(logits == NULL || *x == NULL) {

@@ -14,7 +14,8 @@
 /* Raise it when any bit of a reference result may change: cached results of another version are not used. */
 #define REFERENCE_VERSION 1
 
-/* Routing decisions in canonical order: per token the chosen experts by descending selection key, ties to the lowest index; -1 = none, at the end. */
+/* Routing decisions in canonical order: per token the chosen experts by descending selection key, ties to the lowest index; -1 = none, at the end.
+ * (Score given: in the order of the call, zero experts as -1 among them.) */
 struct routing_result {
   int tokens, top_k;
   int32_t ids[MAX_TOKENS * MAX_TOP_K];   /* [tokens][top_k], of all ranks */

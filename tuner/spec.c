@@ -37,7 +37,7 @@ static const struct schema_row model_rows[] = {
     SCHEMA_INT_ROW("shape.ep_rank", 0, RANKS_LIMIT - 1, 1, "0", cut.ep_rank, "which rank: it holds experts ep_rank * experts / ep and on"),
 
     SCHEMA_CHOICE_ROW("router.score", SCORE_NAMES, NULL, spec.problem.score,
-        "from logit to weight; topk_softmax selects first and takes the softmax over the chosen"),
+        "from logit to weight; topk_softmax selects first and takes the softmax over the chosen; given: the engine has routed, a call passes ids and weights"),
     SCHEMA_FLAG_ROW("router.renormalize", NULL, spec.problem.renormalize,
         "the chosen weights are divided by their sum; models differ, so there is no default"),
     SCHEMA_FLAG_ROW("router.bias", "false", spec.problem.select_bias, "a correction bias takes part in selecting, not in weighing"),
@@ -90,6 +90,8 @@ static const struct place {
     {"ep", "shape.ep"},
     {"ep_rank", "shape.ep_rank"},
     {"zero_experts", "router.zero_experts"},
+    {"select_bias", "router.bias"},
+    {"renormalize", "router.renormalize"},
     {"groups", "router.groups"},
     {"groups_kept", "router.groups_kept"},
 };

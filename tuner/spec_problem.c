@@ -30,7 +30,7 @@ static const struct field fields[] = {
     INT_FIELD(expert_begin, 0, EXPERTS_LIMIT - 1, 1),
     INT_FIELD(expert_count, 1, EXPERTS_LIMIT, 1),
     INT_FIELD(zero_experts, 0, EXPERTS_LIMIT, 1),
-    INT_FIELD(score, 0, MF_SCORE_TOPK_SOFTMAX, 1),
+    INT_FIELD(score, 0, MF_SCORE_GIVEN, 1),
     INT_FIELD(select_bias, 0, 1, 1),
     INT_FIELD(groups, 1, EXPERTS_LIMIT, 1),
     INT_FIELD(groups_kept, 1, EXPERTS_LIMIT, 1),
@@ -213,6 +213,25 @@ static bool kept_suffice(const struct mf_problem *p, char *text, size_t space)
   return p->groups_kept * group >= p->top_k;
 }
 
+/* What the engine has routed is taken as it is. */
+static bool given_without_bias(const struct mf_problem *p, char *text, size_t space)
+{
+  snprintf(text, space, "expected no bias beside score given (the engine has routed), got one");
+  return p->score != MF_SCORE_GIVEN || p->select_bias == 0;
+}
+
+static bool given_without_groups(const struct mf_problem *p, char *text, size_t space)
+{
+  snprintf(text, space, "expected 1 beside score given (the engine has routed), got %d", p->groups);
+  return p->score != MF_SCORE_GIVEN || p->groups == 1;
+}
+
+static bool given_as_it_is(const struct mf_problem *p, char *text, size_t space)
+{
+  snprintf(text, space, "expected false beside score given (weights are used as the engine passes them), got true");
+  return p->score != MF_SCORE_GIVEN || p->renormalize == 0;
+}
+
 /* o = (rank * N) mod 128 for some rank. */
 static bool offset_exists(const struct mf_problem *p, char *text, size_t space)
 {
@@ -236,6 +255,9 @@ static const struct rule {
     {"groups_kept", kept_exist},
     {"groups_kept", kept_suffice},
     {"intermediate_offset", offset_exists},
+    {"select_bias", given_without_bias},
+    {"groups", given_without_groups},
+    {"renormalize", given_as_it_is},
 };
 
 int problem_faults(const struct mf_problem *problem, problem_fault_fn *report, void *context)

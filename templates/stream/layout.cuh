@@ -37,7 +37,8 @@ struct Layout {
   static constexpr int kColumns = kExperts + Shape::kZeroExperts;
   static constexpr int kExpertBegin = Shape::kExpertBegin;   // this rank holds the experts kExpertBegin ...
   static constexpr int kLocalExperts = Shape::kExpertCount;
-  static constexpr bool kAllLocal = kLocalExperts == kColumns; // every pick is an expert of this rank
+  static constexpr bool kGiven = Shape::kScoring == MF_STREAM_GIVEN;       // the engine has routed (route_given.cuh)
+  static constexpr bool kAllLocal = kLocalExperts == kColumns && !kGiven; // every pick is an expert of this rank, what found nothing comes last
   static constexpr int kExpertsPerLane = (kColumns + 31) / 32;
   static constexpr int kTableExperts = (kLocalExperts + 31) / 32 * 32; // rows of tables that are indexed by local expert
   static constexpr bool kPacked = Shape::kScoring == MF_STREAM_SOFTMAX && !Shape::kLogitsF32; // a key holds a logit (route_packed.cuh)
@@ -126,7 +127,7 @@ struct Layout {
 
   // What the warps that score a token's experts leave to its router. Lies where h will be.
   struct Scores {
-    static constexpr int kPitch = kPacked ? 1 : (kColumns + 3) / 4 * 4; // (none with packed keys)
+    static constexpr int kPitch = kPacked || kGiven ? 1 : (kColumns + 3) / 4 * 4; // (none with packed keys)
     float score[kMaxTokens][kPitch];    // without bias; what logits select: the logit
     uint32_t order[kMaxTokens][kPitch]; // mf_exact_order of the value that selects
   };

@@ -18,7 +18,8 @@
  * Pitches count elements, not bytes. Everything in this struct is a run-time value: no field needs another cubin. */
 struct mf_stream_params {
   const void *x;              /* bf16 [tokens][K], rows x_pitch apart, 16-byte aligned rows                         */
-  const void *logits;         /* bf16 or f32 [tokens][E], rows logits_pitch apart, 16-byte aligned rows; only E are read */
+  const void *logits;         /* bf16 or f32 [tokens][E], rows logits_pitch apart, 16-byte aligned rows; only E are read.
+                                 MF_STREAM_GIVEN: the ids, int32_t [tokens][k], -1 for none                         */
   const float *bias;          /* f32 [E] (zero experts included) selection bias, 16-byte aligned; read only if the policy has one           */
   const float *s13;           /* f32 [E][2][ceil((o+N)/128)][K/128], gate then up, 16-byte aligned                  */
   const float *s2;            /* f32 [E][K/128][ceil((o+N)/128)]; o: the first feature's offset in its 128-block    */
@@ -26,7 +27,7 @@ struct mf_stream_params {
   void *workspace;            /* MF_STREAM_WS_BYTES bytes, aligned to 128, zeroed once (and after an aborted launch) */
   int32_t tokens;             /* 1 .. 8                                                                             */
   int32_t x_pitch;            /* multiple of 8                                                                      */
-  int32_t logits_pitch;       /* multiple of 8 (bf16) or 4 (f32)                                                    */
+  int32_t logits_pitch;       /* multiple of 8 (bf16) or 4 (f32); MF_STREAM_GIVEN: any, at least k                  */
   int32_t out_pitch;          /* at least K                                                                         */
   float scaling;              /* every routing weight is multiplied by it                                           */
   int32_t flight;             /* copies in flight per CTA, in stages: 1 .. ring stages (larger is clamped)          */
@@ -34,6 +35,9 @@ struct mf_stream_params {
   int32_t static_rounds;      /* rounds of up units dealt statically before tickets; below the look-ahead acts as it */
   int32_t rotate_k;           /* 1: successive units start at successive k chunks                                   */
   int32_t evict_first;        /* 1: weights are read with L2 evict_first, 0: evict_normal                           */
+  const float *weights;       /* MF_STREAM_GIVEN: f32 [tokens][k], rows weights_pitch apart, in the order of the ids */
+  int32_t weights_pitch;      /* at least k                                                                         */
+  int32_t reserved;
 };
 
 /* --- Workspace ------------------------------------------------------------------------------------------------
@@ -49,8 +53,8 @@ struct mf_stream_params {
  *   4096  2 * 8*k*N*2   h[parity][token * k + rank][N]: bf16 bits inverted (stored word = ~bits); 0 = not there yet.
  *                       After L launches the last one's h is at parity (L - 1) & 1; the other half is all zero.
  *                       Rows of ranks without an expert are zero.
- * The rank order: with one token, by falling score (ties: lowest expert first); with more, by rising expert index. Under expert
- * parallelism, experts of other ranks come behind this rank's, in any order; their rows of h are zero. */
+ * The rank order: with one token, by falling score (ties: lowest expert first), given ids as they come; with more, by rising expert
+ * index. Under expert parallelism, experts of other ranks come behind this rank's, in any order; their rows of h are zero. */
 #define MF_STREAM_WS_LAUNCHES 0
 #define MF_STREAM_WS_TICKETS 2048
 #define MF_STREAM_WS_TICKET_STRIDE 128
@@ -65,12 +69,14 @@ struct mf_stream_params {
 #define MF_STREAM_WS_BYTES(topk, intermediate) (MF_STREAM_WS_H + 2 * MF_STREAM_WS_H_BYTES(topk, intermediate))
 
 #define MF_STREAM_STATUS_NAN 1u /* a router logit (or its biased score) was NaN: that expert was not selected */
+#define MF_STREAM_STATUS_ID 4u  /* a given id does not exist: it selected nothing */
 
 /* Scoring function of Shape::kScoring. */
 #define MF_STREAM_SOFTMAX 0       /* the logits select */
 #define MF_STREAM_SIGMOID 1       /* the score selects, or score + bias */
 #define MF_STREAM_SQRT_SOFTPLUS 2 /* likewise */
 #define MF_STREAM_PROBABILITY 3   /* softmax whose probability selects, or probability + bias */
+#define MF_STREAM_GIVEN 4         /* nothing is scored: ids and weights are parameters */
 
 /* The symbol `mf_meta` of every cubin of this family. */
 struct mf_stream_meta {

@@ -3,7 +3,7 @@
 // Who runs it   Each token has 1, 2 or 4 successive consumer warps (Selection::log_warps). All of them: score_experts. The
 //               first, its router: select_experts, publish_ranks. list_experts: the producer warp.
 //               Every CTA routes all tokens for itself: that is faster than waiting for another CTA's answer.
-// Reads         logits, bias (global).
+// Reads         logits, bias; or ids and weights (global).
 // Writes        (of this rank's experts only, by their index among them, but for ids and weights)
 //               one token: experts[], active_first, active (in the order of picks). More: token_mask[], from which the
 //               producer makes experts[], slot_of[] and active in the order of expert indices. Then rank[], weight[],
@@ -15,21 +15,26 @@
 // No deadlock   helpers only arrive at kBarrierScored, routers at kBarrierRouted and kBarrierPicked; the producer waits for
 //               nobody else there.
 #pragma once
+#include "stream/route_given.cuh"
 #include "stream/route_ordered.cuh"
 #include "stream/route_packed.cuh"
 
 namespace stream {
 
-template <bool kPacked, class L>
+template <bool kPacked, bool kGiven, class L>
 struct SelectionType {
   using Type = OrderedSelection<L>;
 };
 template <class L>
-struct SelectionType<true, L> {
+struct SelectionType<true, false, L> {
   using Type = PackedSelection<L>;
 };
 template <class L>
-using Selection = typename SelectionType<L::kPacked, L>::Type;
+struct SelectionType<false, true, L> {
+  using Type = GivenSelection<L>;
+};
+template <class L>
+using Selection = typename SelectionType<L::kPacked, L::kGiven, L>::Type;
 
 // Whether an expert (or column of the logits) is one of this rank's, and its index among them.
 template <class L>
@@ -96,6 +101,10 @@ MF_DEVICE void select_experts(const Context<L> &c, Selection<L> &selection, int 
   }
   if(c.cta == 0 && selection.has_nan(c.lane))
     hw::or_global((uint32_t *)c.workspace(MF_STREAM_WS_STATUS), MF_STREAM_STATUS_NAN);
+  if constexpr(L::kGiven) {
+    if(c.cta == 0 && selection.bad)
+      hw::or_global((uint32_t *)c.workspace(MF_STREAM_WS_STATUS), MF_STREAM_STATUS_ID);
+  }
 }
 
 // The producer's part with more than one token: the list of active experts, in the order of their indices.
@@ -129,7 +138,7 @@ MF_DEVICE int list_experts(const Context<L> &c)
 }
 
 // Rank of the lane's pick among the token's. This rank's experts come first: with one token in the order of picks, with more by
-// their indices. Behind them the others' and zero experts, last what found nothing.
+// their indices. Behind them the others' and zero experts and what found nothing (the latter last, but for given ids).
 template <class L>
 MF_DEVICE int rank_of(const Context<L> &c, bool picked, bool local, uint32_t expert)
 {
@@ -151,7 +160,7 @@ MF_DEVICE int rank_of(const Context<L> &c, bool picked, bool local, uint32_t exp
   return rank;
 }
 
-// The routing weight of the lane's pick, 0 if it found nothing.
+// The routing weight of the lane's pick, 0 if it found nothing. (Given ones: GivenSelection.)
 template <class L>
 MF_DEVICE float weight_of(const Context<L> &c, const Selection<L> &selection, int token)
 {
@@ -182,7 +191,11 @@ MF_DEVICE void publish_ranks(const Context<L> &c, const Selection<L> &selection,
   const uint32_t expert = picked ? selection.expert() : 0xFFFFu;
   const bool local = picked && is_local<L>(expert);
   const int rank = rank_of(c, picked, local, expert);
-  const float weight = weight_of(c, selection, token);
+  float weight;
+  if constexpr(L::kGiven)
+    weight = selection.weight(c);
+  else
+    weight = weight_of(c, selection, token);
   if(c.lane < L::kTopK && local) {
     const int slot = c.p.tokens == 1 ? (L::kAllLocal ? c.lane : rank) : sm.slot_of[local_index<L>(expert)];
     const int group = c.h_group(rank), column = c.h_column(rank, token);
