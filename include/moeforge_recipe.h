@@ -47,7 +47,9 @@
   X(MF_SRC_IDS, 40, "ids")                        /* 40 and up: version 2 */  \
   X(MF_SRC_WEIGHTS, 41, "weights")                                            \
   X(MF_SRC_IDS_STRIDE, 42, "ids_stride")                                      \
-  X(MF_SRC_WEIGHTS_STRIDE, 43, "weights_stride")
+  X(MF_SRC_WEIGHTS_STRIDE, 43, "weights_stride")                              \
+  X(MF_SRC_SHARED_GATE, 44, "shared_gate")                                    \
+  X(MF_SRC_SHARED_GATE_STRIDE, 45, "shared_gate_stride")
 
 enum mf_source {
 #define MF_SOURCE_ENUM(name, value, text) name = value,
@@ -103,7 +105,7 @@ struct mf_recipe {
   uint32_t block_bytes;           /* of the argument block */
   uint32_t nparams, nfields, nmaps;
   /* Where a checker finds the kernel's intermediate values in the workspace. */
-  uint64_t h_offset;              /* bf16 [2][tokens_max * top_k][N], bits inverted, buffer = (launches - 1) & 1 */
+  uint64_t h_offset;              /* top_k: shared experts included. bf16 [2][tokens_max * top_k][N], bits inverted, buffer = (launches - 1) & 1 */
   uint64_t h_buffer_bytes;        /* of one of the two */
   uint64_t launch_count_offset;   /* u32: launches since mf_workspace_init */
   uint64_t routing_ids_offset;    /* i32 [tokens_max][top_k] in h row order, -1 none */

@@ -35,7 +35,7 @@ static const struct source_rule {
     {MF_SRC_W2_ROW_STRIDE, 4 + 8, 1},  {MF_SRC_ROUTED_SCALING, 4, 0},   {MF_SRC_X, 8, 0},          {MF_SRC_LOGITS, 8, 0},
     {MF_SRC_OUT, 8, 0},                {MF_SRC_WORKSPACE, 8, 0},        {MF_SRC_TOKENS, 4 + 8, 0}, {MF_SRC_X_STRIDE, 4 + 8, 1},
     {MF_SRC_LOGITS_STRIDE, 4 + 8, 1},  {MF_SRC_OUT_STRIDE, 4 + 8, 1},   {MF_SRC_IDS, 8, 0},        {MF_SRC_WEIGHTS, 8, 0},
-    {MF_SRC_IDS_STRIDE, 4 + 8, 1},     {MF_SRC_WEIGHTS_STRIDE, 4 + 8, 1},
+    {MF_SRC_IDS_STRIDE, 4 + 8, 1},     {MF_SRC_WEIGHTS_STRIDE, 4 + 8, 1}, {MF_SRC_SHARED_GATE, 8, 0}, {MF_SRC_SHARED_GATE_STRIDE, 4 + 8, 1},
 };
 
 static int field_good(const struct mf_recipe *r, const struct mf_recipe_field *f)

@@ -1,22 +1,30 @@
-/* test_emu_given.c - the whole operator on the emulated device where the engine has routed: ids and weights of the call instead of logits, with ids that are
- * repeated or missing, with experts of other ranks and zero experts; each against the reference, on one workspace. Two ways to get the tidying up of ids wrong
- * must be found. (What the router itself makes of difficult rows is tested bit by bit in test_emu_routing.c.) */
+/* test_emu_given.c - variants of the operator on the emulated device, each against the reference, on one workspace: what the engine has routed (ids and
+ * weights of the call instead of logits; ids are repeated or missing; experts of other ranks, zero experts), and shared experts, with gates and without.
+ * Kernels that are wrong in one place must be found. (What the router itself makes of difficult ids is tested bit by bit in test_emu_routing.c.) */
 #include "emu_fixture.h"
 
 #define TOKENS_MAX 8
 #define SCALING 1.5f
 
+#define BASE .hidden = 1024, .groups = 1, .groups_kept = 1
+#define ALL(n) .experts = n, .expert_count = n
 static const struct row {
   const char *name;
-  int experts, top_k, begin, count, zero, intermediate;
+  struct mf_problem problem;
 } rows[] = {
-    {"given 16/4", 16, 4, 0, 16, 0, 64},
-    {"given 12+4/6 experts 4..7", 12, 6, 4, 4, 4, 48},
-    {"given 6/1", 6, 1, 0, 6, 0, 32},
+    {"given 16/4", {BASE, ALL(16), .top_k = 4, .intermediate = 64, .score = MF_SCORE_GIVEN}},
+    {"given 12+4/6 experts 4..7", {BASE, .experts = 12, .expert_begin = 4, .expert_count = 4, .zero_experts = 4, .top_k = 6, .intermediate = 48, .score = MF_SCORE_GIVEN}},
+    {"given 6/1", {BASE, ALL(6), .top_k = 1, .intermediate = 32, .score = MF_SCORE_GIVEN}},
+    {"softmax 32/4, one gated shared expert", {BASE, ALL(32), .top_k = 4, .intermediate = 128, .renormalize = 1, .shared_experts = 1 + MF_SHARED_GATED}},
+    {"sigmoid 64/8, bias, experts 32..63, two shared experts",
+     {BASE, .experts = 64, .expert_begin = 32, .expert_count = 32, .top_k = 8, .intermediate = 48, .intermediate_offset = 96, .score = MF_SCORE_SIGMOID, .select_bias = 1, .renormalize = 1,
+      .logits_dtype = MF_DTYPE_F32, .shared_experts = 2}},
+    {"given 8/2, three gated shared experts, f32", {BASE, ALL(8), .top_k = 2, .intermediate = 32, .score = MF_SCORE_GIVEN, .logits_dtype = MF_DTYPE_F32, .shared_experts = 3 + MF_SHARED_GATED}},
 };
 #define ROWS ((int)(sizeof(rows) / sizeof(rows[0])))
+enum { GIVEN = 0, GATED = 3 };
 
-/* ties names experts twice, neg_inf has tokens with fewer ids and one without any. */
+/* Of given ids, ties names experts twice; neg_inf has tokens with fewer and one without any, and a gate that is closed. */
 static const struct test_case cases[] = {
     {1, ROUTING_UNIFORM, CASE_NORMAL, 1}, {2, ROUTING_TIES, CASE_NORMAL, 2},  {3, ROUTING_UNIFORM, CASE_NEG_INF, 3}, {5, ROUTING_TIES, CASE_NEG_INF, 4},
     {8, ROUTING_ZIPF, CASE_NORMAL, 5},    {1, ROUTING_TIES, CASE_NEG_INF, 6}, {8, ROUTING_TIES, CASE_NORMAL, 7},
@@ -27,15 +35,8 @@ static void open_row(struct emu_subject *s, const struct row *row, const char *t
 {
   struct mf_problem *p = &s->problem;
   memset(s, 0, sizeof(*s));
-  problem_init(p);
-  p->experts = row->experts;
-  p->top_k = row->top_k;
-  p->hidden = 1024;
-  p->intermediate = row->intermediate;
-  p->expert_begin = row->begin;
-  p->expert_count = row->count;
-  p->zero_experts = row->zero;
-  p->score = MF_SCORE_GIVEN;
+  *p = row->problem;
+  p->struct_size = sizeof(*p);
   s->emulation.info = emu_device_of(18);
   s->sched.family = &family_stream;
   family_stream.default_schedule(p, 3, &s->emulation.info, &s->sched);
@@ -59,9 +60,12 @@ static const struct mutant {
   int row;
   enum gate gate; /* that refuses it */
 } mutants[] = {
-    {"weights_of_a_repeated_expert_are_not_added", "stream/route_given.cuh", "mf_exact_add(sum, weight)", "weight", 0, GATE_WEIGHT},
-    {"a_repeated_expert_stays", "stream/route_given.cuh", "id = again ? -1 : id;", "", 0, GATE_ROUTING},
-    {"rows_of_weights_are_those_of_ids", "stream/route_given.cuh", "token * c.p.weights_pitch", "0 * c.p.weights_pitch", 0, GATE_WEIGHT},
+    {"weights_of_a_repeated_expert_are_not_added", "stream/route_given.cuh", "mf_exact_add(sum, weight)", "weight", GIVEN, GATE_WEIGHT},
+    {"a_repeated_expert_stays", "stream/route_given.cuh", "id = again ? -1 : id;", "", GIVEN, GATE_ROUTING},
+    {"rows_of_weights_are_those_of_ids", "stream/route_given.cuh", "token * c.p.weights_pitch", "0 * c.p.weights_pitch", GIVEN, GATE_WEIGHT},
+    {"the_gate_is_the_first_token_s", "stream/route.cuh", "(size_t)token * c.p.gate_pitch", "(size_t)0 * c.p.gate_pitch", GATED, GATE_WEIGHT},
+    {"a_shared_expert_is_the_first_routed_one", "stream/route.cuh", "c.sm.experts[c.lane - L::kTopK] = (L::kLocalExperts + c", "c.sm.experts[c.lane - L::kTopK] = (c", GATED, GATE_H},
+    {"the_producer_waits_for_no_list", "stream/producer.cuh", "      if(!turn.exists(active)) {\n", "      if(false) {\n", GATED, GATE_H},
 };
 #define MUTANTS ((int)(sizeof(mutants) / sizeof(mutants[0])))
 

@@ -451,6 +451,34 @@ END_TEST
   X(c->ids = (const int32_t *)((uintptr_t)c->ids + 2), MF_MISS_LAYOUT)                                                       \
   X(c->weights = (const float *)((uintptr_t)c->weights + 1), MF_MISS_LAYOUT)
 
+START_TEST(gates_of_shared_experts)
+{
+  struct bench b;
+  bench_start(&b, "");
+  b.problem.shared_experts = 2 + MF_SHARED_GATED;
+  b.recipe.fields[2].source = MF_SRC_SHARED_GATE;
+  b.recipe.fields[10].source = MF_SRC_SHARED_GATE_STRIDE;
+  ck_assert_int_eq(recipe_validate(&b.recipe, sizeof(b.recipe)), MF_OK);
+  ck_assert_int_eq(recipe_bind(&api, &b.recipe, &b.problem, &b.weights, &b.block), MF_OK);
+  ck_assert_int_eq(bench_launch(&b, NULL), MF_ERR_USAGE); /* no gates */
+  b.call.shared_gate = call_memory[3] + 2;
+  b.call.shared_gate_stride = 1;
+  ck_assert_int_eq(bench_launch(&b, NULL), MF_ERR_USAGE);
+  b.call.shared_gate_stride = 0;
+  b.call.shared_gate = call_memory[3] + 1;
+  ck_assert_int_eq(bench_launch(&b, NULL), MF_MISS_LAYOUT);
+  b.call.shared_gate = call_memory[3] + 2;
+  b.problem.logits_dtype = MF_DTYPE_F32;
+  ck_assert_int_eq(bench_launch(&b, NULL), MF_MISS_LAYOUT);
+  b.problem.logits_dtype = MF_DTYPE_BF16;
+  ck_assert_int_eq(b.seen.count, 0);
+  ck_assert_int_eq(bench_launch(&b, NULL), MF_OK);
+  ck_assert_uint_eq(b.seen.params.bias, (uintptr_t)b.call.shared_gate);
+  ck_assert_int_eq(b.seen.params.out_stride, 4); /* twice, as the field says */
+  bench_end(&b);
+}
+END_TEST
+
 START_TEST(launch_refuses_given_experts)
 {
   struct bench b;
@@ -601,6 +629,7 @@ int main(void)
   tcase_add_test(driver, launch_attributes_follow_flags);
   tcase_add_test(driver, launch_refuses);
   tcase_add_test(driver, given_experts_are_passed);
+  tcase_add_test(driver, gates_of_shared_experts);
   tcase_add_test(driver, launch_refuses_given_experts);
   tcase_add_test(driver, one_row_needs_no_stride);
   tcase_add_test(driver, no_tokens_launch_nothing);

@@ -186,7 +186,7 @@ static const struct bad_line {
     {14, "limits: {max_memory_gib: -1}", 14, "limits.max_memory_gib: expected a number from 0 to 100000, got -1 (nearest legal value 0)"},
     {14, "source: \"a\\nb\"", 14, "source: expected text of 1 to 255 bytes in one line, got \"a b\""},
     {14, "qwertyuiop: 1", 14,
-     "qwertyuiop: unknown key (expected one of name, source, shape, router, quantisation, activation, shared_experts, tokens, routing_mix, limits)"},
+     "qwertyuiop: unknown key (expected one of name, source, shape, router, quantisation, activation, shared_experts, shared_gate, tokens, routing_mix, limits)"},
     {14, "shape.top_k: 8", 14, "shape.top_k: unknown key"},
     {14, "tokens: &a 1-8", 14, "expected no anchors, got '&a': write the value out where it is needed"},
     {14, "tokens: !!str 1-8", 14, "expected no tags, got 'tag:yaml.org,2002:str': remove it"},

@@ -77,7 +77,7 @@ START_TEST(writes_what_it_reads)
   spec.problem.logits_dtype = MF_DTYPE_F32;
   spec.problem.swiglu_alpha = 1.702f;
   spec.problem.swiglu_limit = 0.1f;
-  spec.problem.shared_experts = 1;
+  spec.problem.shared_experts = 2 + MF_SHARED_GATED;
   spec.problem.weight_on_input = 1;
   spec.routed_scaling = 2.827;
   strcpy(spec.source, "a \"quoted\" back\\slash, 'single': # no comment, é");
@@ -189,6 +189,9 @@ static const struct bad_problem {
     {FIELD(logits_dtype), 2, "logits_dtype: "},
     {FIELD(act_scale), 2, "act_scale: "},
     {FIELD(shared_experts), 9, "shared_experts: "},
+    {FIELD(shared_experts), -1, "shared_experts: "},
+    {FIELD(shared_experts), 9 + MF_SHARED_GATED, "shared_experts: expected an integer from 0 to 8, got 9 (nearest legal value 8)"},
+    {FIELD(shared_experts), MF_SHARED_GATED, "shared_gate: expected false without shared experts, got true"},
     {FIELD(swiglu_limit), 0x7fc00000, "swiglu_limit: expected a number from 0 to 1e+06, got nan"},
     {FIELD(swiglu_limit), (int32_t)0xbf800000u, "swiglu_limit: "},
     {FIELD(swiglu_alpha), 0x7f800000, "swiglu_alpha: expected a number from 0 to 100, got inf"},

@@ -16,10 +16,13 @@
  * CASE_NEG_INF, on top of any kind: about a quarter of a token's logits is -inf, top_k stay finite; but token seed % tokens has only top_k - 1
  * finite ones, and of three or more tokens the one behind it has none.
  *
+ * Gates of shared experts are normal, standard deviation 2; CASE_NEG_INF has -inf for the token that has too few finite logits.
+ *
  * Score given: ids and weights are those of a softmax router on these logits, renormalised, in a row that begins anywhere in their order. ties names
  * experts twice, CASE_NEG_INF has -1 (beside a weight that must not count) instead of what would weigh 0. */
 #include "datagen.h"
 #include "reference.h"
+#include "spec.h"
 #include "tools/datagen_core.h"
 
 #include <assert.h>
@@ -213,6 +216,7 @@ static void choose_row(const struct logit_source *src, const struct test_case *t
   softmax.score = MF_SCORE_SOFTMAX;
   softmax.renormalize = 1;
   softmax.logits_dtype = MF_DTYPE_F32;
+  softmax.shared_experts = 0;
   reference_route(&softmax, 1, row, NULL, 1.0f, &routing);
   for(int j = 0; j < k; j++) {
     const int from = (first + j) % k;
@@ -238,12 +242,54 @@ static void store_row(const struct logit_source *src, const struct test_case *tc
       ((uint16_t *)out)[at * columns + c] = bf16_from_float(row[c]);
 }
 
-size_t data_logits_bytes(const struct mf_problem *problem, int tokens)
+/* Bytes of all but the gates. */
+static size_t choice_bytes(const struct mf_problem *problem, int tokens)
 {
-  const size_t columns = (size_t)(problem->experts + problem->zero_experts), k = (size_t)problem->top_k;
+  const size_t columns = (size_t)problem->experts + (size_t)problem->zero_experts, k = (size_t)problem->top_k;
   if(problem->score == MF_SCORE_GIVEN)
     return (size_t)tokens * k * (sizeof(int32_t) + sizeof(float));
   return (size_t)tokens * columns * (problem->logits_dtype == MF_DTYPE_F32 ? sizeof(float) : sizeof(uint16_t));
+}
+
+static size_t gate_bytes(const struct mf_problem *problem)
+{
+  return problem->logits_dtype == MF_DTYPE_F32 ? sizeof(float) : sizeof(uint16_t);
+}
+
+static size_t gate_offset(const struct mf_problem *problem, int tokens)
+{
+  return (choice_bytes(problem, tokens) + 15) / 16 * 16;
+}
+
+size_t data_logits_bytes(const struct mf_problem *problem, int tokens)
+{
+  if(!problem_shared_gated(problem))
+    return choice_bytes(problem, tokens);
+  return gate_offset(problem, tokens) + (size_t)tokens * (size_t)problem_shared(problem) * gate_bytes(problem);
+}
+
+float data_gate_at(const struct mf_problem *problem, const void *logits, int tokens, int index)
+{
+  const unsigned char *at = (const unsigned char *)logits + gate_offset(problem, tokens) + (size_t)index * gate_bytes(problem);
+  return problem->logits_dtype == MF_DTYPE_F32 ? *(const float *)(const void *)at : bf16_to_float(*(const uint16_t *)(const void *)at);
+}
+
+/* The gates of one token, at the end of what data_logits() makes. */
+static void store_gates(const struct logit_source *src, const struct test_case *tc, int tokens, int t, void *out)
+{
+  const struct mf_problem *p = src->problem;
+  const int shared = problem_shared(p);
+  const uint64_t key = mf_data_key(data_case_seed(tc), DATA_GATE);
+  unsigned char *at = (unsigned char *)out + gate_offset(p, tokens) + (size_t)t * (size_t)shared * gate_bytes(p);
+  for(int s = 0; s < shared; s++, at += gate_bytes(p)) {
+    const double normal = mf_data_normal4(mf_data_hash(key, (uint64_t)t * (uint64_t)shared + (uint64_t)s)) * (2.0 / 75674.0);
+    const float value = tc->data == CASE_NEG_INF && t == (int)(tc->seed % (uint32_t)tc->tokens) ? -INFINITY : (float)normal;
+    const uint16_t bits = bf16_from_float(value);
+    if(p->logits_dtype == MF_DTYPE_F32)
+      memcpy(at, &value, sizeof(value));
+    else
+      memcpy(at, &bits, sizeof(bits));
+  }
 }
 
 void data_logits_call(const struct mf_problem *problem, uint64_t address, struct mf_call *call)
@@ -254,6 +300,8 @@ void data_logits_call(const struct mf_problem *problem, uint64_t address, struct
   } else {
     call->logits = (const void *)(uintptr_t)address;
   }
+  if(problem_shared_gated(problem))
+    call->shared_gate = (const void *)(uintptr_t)(address + gate_offset(problem, call->tokens));
 }
 
 void data_logits(const struct mf_problem *problem, const struct test_case *tc, void *out)
@@ -264,6 +312,8 @@ void data_logits(const struct mf_problem *problem, const struct test_case *tc, v
   for(int t = 0; t < tc->tokens; t++) {
     make_row(&src, tc, t, row);
     store_row(&src, tc, row, tc->tokens, t, out);
+    if(problem_shared_gated(problem))
+      store_gates(&src, tc, tc->tokens, t, out);
   }
 }
 
@@ -321,7 +371,8 @@ static double dispersed_active(const struct mf_problem *problem, int tokens)
   return sum;
 }
 
-double data_expected_active(const struct mf_problem *problem, int tokens, enum routing_kind routing)
+/* Without shared experts. */
+static double routed_active(const struct mf_problem *problem, int tokens, enum routing_kind routing)
 {
   const double share = (double)problem->expert_count / problem->experts;
   const double hit = (double)problem->top_k / (problem->experts + problem->zero_experts);
@@ -331,4 +382,11 @@ double data_expected_active(const struct mf_problem *problem, int tokens, enum r
     case ROUTING_DISPERSED: return dispersed_active(problem, tokens) * share;
     default: return tokens > 0 ? simulated_active(problem, tokens, routing) : 0.0;
   }
+}
+
+double data_expected_active(const struct mf_problem *problem, int tokens, enum routing_kind routing)
+{
+  struct mf_problem routed = *problem;
+  routed.shared_experts = 0;
+  return routed_active(&routed, tokens, routing) + problem_shared(problem);
 }

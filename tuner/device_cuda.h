@@ -31,7 +31,7 @@ struct device_kernel {
 struct cuda_profile {
   int tokens, launches, count;
   CUdeviceptr inputs;      /* x, logits, out of all launches */
-  CUdeviceptr experts;     /* i32 [launches][expert_count]: active experts, for the floor */
+  CUdeviceptr experts;     /* i32 [launches][problem_stored_experts()]: active experts, for the floor */
   size_t x_bytes, logits_bytes, out_bytes; /* of one launch, 256-byte multiples */
   CUgraphExec floor;
   CUgraphExec *graphs;     /* [count] */

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "datagen.h"
+#include "spec.h"
 
 #define FRESH_EVERY 8
 #define MAX_REPLAYS 8
@@ -174,7 +175,7 @@ static enum mf_status pick_intermediates(const struct device *dev, const struct 
 {
   const struct mf_recipe *r = &kernel->recipe;
   const unsigned char *ws = bytes + GUARD_BYTES;
-  const size_t rows = (size_t)tokens * (size_t)dev->problem.top_k, h_count = rows * (size_t)dev->problem.intermediate;
+  const size_t rows = (size_t)tokens * (size_t)problem_ranks(&dev->problem), h_count = rows * (size_t)dev->problem.intermediate;
   const uint32_t launches = word_at(ws, r->launch_count_offset);
   const unsigned char *h = ws + r->h_offset + ((kernel->launches - 1) & 1) * r->h_buffer_bytes;
   out->h = malloc(h_count * sizeof(*out->h));

@@ -13,6 +13,7 @@
  * adds nothing for it. */
 #include "datagen.h"
 #include "reference.h"
+#include "spec.h"
 #include "stream/exact_math.h"
 
 #include <assert.h>
@@ -192,10 +193,10 @@ static int count_active(const struct mf_problem *problem, const struct routing_r
   bool seen[DATA_MAX_LOGITS] = {false};
   int count = 0;
   for(int i = 0; i < routing->tokens * routing->top_k; i++) {
-    const int id = routing->ids[i];
-    if(id < problem->expert_begin || id >= problem->expert_begin + problem->expert_count || seen[id])
+    const int local = problem_local_expert(problem, routing->ids[i]);
+    if(local < 0 || seen[local])
       continue;
-    seen[id] = true;
+    seen[local] = true;
     count++;
   }
   return count;
@@ -222,18 +223,30 @@ static void take_given(const struct mf_problem *p, const int32_t *given, const f
   }
 }
 
+/* Token 't' of the shared experts, behind its picks. */
+static void add_shared(const struct mf_problem *p, const void *logits, int tokens, int t, int32_t *ids, float *weights)
+{
+  const int shared = problem_shared(p);
+  for(int s = 0; s < shared; s++) {
+    const float gate = problem_shared_gated(p) ? data_gate_at(p, logits, tokens, t * shared + s) : 0.0f;
+    ids[s] = p->experts + p->zero_experts + s;
+    weights[s] = !problem_shared_gated(p) ? 1.0f : gate == gate ? mf_exact_sigmoid(gate) : 0.0f;
+  }
+}
+
 void reference_route(const struct mf_problem *problem, int tokens, const void *logits, const float *bias, float routed_scaling,
                      struct routing_result *out)
 {
   struct route_row row = {.problem = problem, .columns = problem->experts + problem->zero_experts};
   const float scaling = routed_scaling != 0.0f ? routed_scaling : 1.0f;
-  assert(row.columns <= DATA_MAX_LOGITS && tokens <= MAX_TOKENS && problem->top_k <= MAX_TOP_K);
+  assert(row.columns <= DATA_MAX_LOGITS && tokens <= MAX_TOKENS && problem_ranks(problem) <= MAX_TOP_K);
   out->tokens = tokens;
-  out->top_k = problem->top_k;
+  out->top_k = problem_ranks(problem);
   for(int t = 0; t < tokens; t++) {
-    const size_t first = (size_t)t * (size_t)row.columns, k = (size_t)problem->top_k, pick = (size_t)t * k;
+    const size_t first = (size_t)t * (size_t)row.columns, k = (size_t)problem->top_k, pick = (size_t)t * (size_t)out->top_k, given = (size_t)t * k;
+    add_shared(problem, logits, tokens, t, out->ids + pick + k, out->weights + pick + k);
     if(problem->score == MF_SCORE_GIVEN) {
-      take_given(problem, (const int32_t *)logits + pick, (const float *)logits + (size_t)tokens * k + pick, scaling, out->ids + pick, out->weights + pick);
+      take_given(problem, (const int32_t *)logits + given, (const float *)logits + (size_t)tokens * k + given, scaling, out->ids + pick, out->weights + pick);
       continue;
     }
     for(int c = 0; c < row.columns; c++)

@@ -4,6 +4,7 @@
 #include "verify_gpu.h"
 #include "datagen.h"
 #include "progress.h"
+#include "spec.h"
 #include "verify_judge.h"
 
 #include <stdlib.h>
@@ -122,7 +123,7 @@ static enum mf_status make_scales(struct verify_gpu *gpu, struct verify_weights 
 
 enum mf_status verify_weights_make(struct verify_gpu *gpu, const struct mf_problem *p, float routed_scaling, struct verify_weights *w, struct error *err)
 {
-  const size_t experts = (size_t)p->expert_count, matrix = experts * (size_t)p->intermediate * (size_t)p->hidden;
+  const size_t experts = (size_t)problem_stored_experts(p), matrix = experts * (size_t)p->intermediate * (size_t)p->hidden;
   const size_t hidden_blocks = ((size_t)p->hidden + 127) / 128;
   enum mf_status rc;
   memset(w, 0, sizeof(*w));
@@ -173,8 +174,8 @@ static enum mf_status upload_experts(struct verify_gpu *gpu, const struct verify
   unsigned char *buffer = malloc(2 * matrix);
   enum mf_status rc = buffer == NULL ? error_set(err, MF_ERR_NOMEM, "out of memory") : MF_OK;
   for(int i = 0; rc == MF_OK && i < routing->tokens * routing->top_k; i++) {
-    const int expert = routing->ids[i] - p->expert_begin;
-    if(routing->ids[i] < 0 || expert < 0 || expert >= p->expert_count || w->uploaded[expert])
+    const int expert = problem_local_expert(p, routing->ids[i]);
+    if(expert < 0 || w->uploaded[expert])
       continue;
     rc = upload_matrix(gpu, w, DATA_W13, w->w13, expert, 2 * matrix, buffer, err);
     if(rc == MF_OK)

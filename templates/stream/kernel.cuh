@@ -79,6 +79,9 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
   Selection<L> selection;
   if(scores)
     selection.load(c, token, part); // ahead of all other loads: the weights wait for it
+  SharedGate<L> gate;
+  if(routes)
+    gate.load(c, token);
   const uint32_t launch = ((const uint32_t *)c.workspace(MF_STREAM_WS_LAUNCHES))[c.cta];
   XFront<L> front(c);
   if(c.p.tokens > 1)
@@ -87,6 +90,10 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
   hw::sync_cta();
   if(c.p.tokens == 1) // there is time for x, and without its loads the logits come sooner
     front.start();
+  if constexpr(L::kShared > 0) {
+    if(routes && c.p.tokens == 1)
+      list_shared(c);
+  }
   if(scores)
     selection.score_experts(c, token, part);
   if(routes)
@@ -96,7 +103,7 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
 
   if(is_consumer) {
     if(routes)
-      publish_ranks(c, selection, token);
+      publish_ranks(c, selection, gate, token);
     hw::barrier_sync(L::kBarrierFront, L::kThreads - 32);
     consume(c, consumer);
     return;
@@ -149,14 +156,16 @@ MF_ANYWHERE constexpr mf_stream_meta make_meta()
 #endif
   m.workspace_bytes = L::kWorkspaceBytes;
   m.h_offset = MF_STREAM_WS_H;
-  m.ids_offset = MF_STREAM_WS_IDS(L::kTopK);
-  m.weights_offset = MF_STREAM_WS_WEIGHTS(L::kTopK);
+  m.ids_offset = MF_STREAM_WS_IDS(L::kRanks);
+  m.weights_offset = MF_STREAM_WS_WEIGHTS(L::kRanks);
   m.status_offset = MF_STREAM_WS_STATUS;
   m.launches_offset = MF_STREAM_WS_LAUNCHES;
   m.zero_experts = Shape::kZeroExperts;
   m.expert_begin = Shape::kExpertBegin;
   m.expert_count = Shape::kExpertCount;
   m.intermediate_offset = L::kOffset;
+  m.shared_experts = L::kShared;
+  m.shared_gate = Shape::kSharedGate;
   return m;
 }
 

@@ -24,7 +24,7 @@ struct GivenSelection {
     given = 0.0f;
     if(c.lane < L::kTopK) {
       id = ((const int32_t *)c.p.logits)[(size_t)token * c.p.logits_pitch + c.lane];
-      given = c.p.weights[(size_t)token * c.p.weights_pitch + c.lane];
+      given = c.p.bias[(size_t)token * c.p.weights_pitch + c.lane];
     }
   }
 
