@@ -76,13 +76,16 @@ MF_API const char *mf_status_string(enum mf_status status);
 /* The identifier itself ("MF_MISS_SHAPE"); never NULL. */
 MF_API const char *mf_status_name(enum mf_status status);
 
-enum mf_score { MF_SCORE_SOFTMAX = 0, MF_SCORE_SIGMOID = 1, MF_SCORE_SQRT_SOFTPLUS = 2, MF_SCORE_TOPK_SOFTMAX = 3 };
+/* MF_SCORE_GIVEN: the engine has routed; a call passes ids and weights instead of logits. */
+enum mf_score { MF_SCORE_SOFTMAX = 0, MF_SCORE_SIGMOID = 1, MF_SCORE_SQRT_SOFTPLUS = 2, MF_SCORE_TOPK_SOFTMAX = 3, MF_SCORE_GIVEN = 4 };
 enum mf_dtype { MF_DTYPE_BF16 = 0, MF_DTYPE_F32 = 1 };
 enum mf_act_scale { MF_ACT_SCALE_F32 = 0, MF_ACT_SCALE_UE8M0 = 1 };
+#define MF_SHARED_GATED 256 /* added to mf_problem.shared_experts if a call passes gates for them */
 
 /* The operator that a model layer needs on one rank. It is the canonical content of a model shape: two problems with equal fields
  * are the same problem, whatever their names. Set struct_size = sizeof(struct mf_problem) and clear the rest first.
- * Matrices: w13 [expert_count][2*intermediate][hidden] e4m3 (rows 0..N-1 gate, N..2N-1 up), w2 [expert_count][hidden][intermediate]. */
+ * Matrices: w13 [expert_count][2*intermediate][hidden] e4m3 (rows 0..N-1 gate, N..2N-1 up), w2 [expert_count][hidden][intermediate]. With S shared
+ * experts there are expert_count + S of everything: theirs lie behind the others'. */
 struct mf_problem {
   uint32_t struct_size;
   int32_t experts;             /* routed experts E = columns of the router logits */
@@ -101,7 +104,7 @@ struct mf_problem {
   int32_t weight_on_input;     /* 1: the routing weight multiplies x (Llama-4) */
   int32_t logits_dtype;        /* enum mf_dtype */
   int32_t act_scale;           /* enum mf_act_scale */
-  int32_t shared_experts;      /* always-active expert slots fused into the call, else 0 */
+  int32_t shared_experts;      /* always-active experts fused into the call, else 0; + MF_SHARED_GATED: see mf_call.shared_gate */
   float swiglu_limit;          /* clamp of gate and up, 0 = none */
   float swiglu_alpha;          /* gate * sigmoid(alpha * gate), 0 or 1 = SiLU */
 };
@@ -114,7 +117,7 @@ struct mf_layer;
 struct mf_weights {
   uint32_t struct_size;
   uint32_t reserved;
-  const void *w13;            /* e4m3 [expert_count][2N][K], 16-byte aligned */
+  const void *w13;            /* e4m3 [expert_count + shared experts][2N][K], 16-byte aligned; likewise below */
   const float *s13;           /* f32 [expert_count][2][ceil((o+N)/128)][ceil(K/128)], 16-byte aligned */
   const void *w2;             /* e4m3 [expert_count][K][N], 16-byte aligned */
   const float *s2;            /* f32 [expert_count][ceil(K/128)][ceil((o+N)/128)] */
@@ -125,7 +128,10 @@ struct mf_weights {
   float reserved_f;
 };
 
-/* One forward call. x and out must not overlap. Strides are in elements; 0 means dense. Set struct_size first. */
+/* One forward call. x and out must not overlap. Strides are in elements; 0 means dense. Set struct_size first; callers that were compiled against an
+ * older header pass its smaller size, which stays valid: the later fields then count as 0.
+ * ids and weights are read only if problem.score is MF_SCORE_GIVEN, logits only if it is not. An id is that of the whole model (0 .. experts +
+ * zero_experts - 1) or -1, no expert; any other selects nothing and sets a status bit. An expert that a token names twice gets the sum of both weights. */
 struct mf_call {
   uint32_t struct_size;
   int32_t tokens;             /* 0 launches nothing and succeeds */
@@ -134,6 +140,11 @@ struct mf_call {
   void *out;                  /* bf16 [tokens][K] */
   void *workspace;            /* mf_op_workspace_size() bytes, 256-byte aligned, one per concurrent stream */
   int64_t x_stride, logits_stride, out_stride;
+  const int32_t *ids;         /* [tokens][top_k] */
+  const float *weights;       /* [tokens][top_k]; times routed_scaling, otherwise as they are */
+  int64_t ids_stride, weights_stride;
+  const void *shared_gate;    /* [tokens][shared experts] of problem.logits_dtype: a shared expert weighs sigmoid(gate); without gates it weighs 1 */
+  int64_t shared_gate_stride;
 };
 
 /* What a package offers, for listing. 'index' runs from 0; past the end MF_ERR_NOT_FOUND. Pointers live as long as the package. */

@@ -18,7 +18,7 @@
 #include <stdint.h>
 
 #define MF_RECIPE_MAGIC 0x4352464du /* "MFRC" */
-#define MF_RECIPE_VERSION 1u
+#define MF_RECIPE_VERSION 2u /* 1: without the sources from MF_SRC_IDS on; a recipe that does without them still says so */
 #define MF_RECIPE_MAX_MAPS 4
 #define MF_RECIPE_MAX_PARAMS 8
 #define MF_RECIPE_MAX_FIELDS 48
@@ -43,7 +43,13 @@
   X(MF_SRC_TOKENS, 36, "tokens")                  /* i32 */                   \
   X(MF_SRC_X_STRIDE, 37, "x_stride")              /* elements, i32 or i64 */  \
   X(MF_SRC_LOGITS_STRIDE, 38, "logits_stride")                                \
-  X(MF_SRC_OUT_STRIDE, 39, "out_stride")
+  X(MF_SRC_OUT_STRIDE, 39, "out_stride")                                      \
+  X(MF_SRC_IDS, 40, "ids")                        /* 40 and up: version 2 */  \
+  X(MF_SRC_WEIGHTS, 41, "weights")                                            \
+  X(MF_SRC_IDS_STRIDE, 42, "ids_stride")                                      \
+  X(MF_SRC_WEIGHTS_STRIDE, 43, "weights_stride")                              \
+  X(MF_SRC_SHARED_GATE, 44, "shared_gate")                                    \
+  X(MF_SRC_SHARED_GATE_STRIDE, 45, "shared_gate_stride")
 
 enum mf_source {
 #define MF_SOURCE_ENUM(name, value, text) name = value,
@@ -51,6 +57,7 @@ enum mf_source {
 #undef MF_SOURCE_ENUM
 };
 #define MF_SRC_FIRST_PER_CALL 32
+#define MF_SRC_FIRST_OF_VERSION_2 40
 
 #define MF_RECIPE_COOPERATIVE 1u /* CTAs wait for each other: launch cooperatively, so that it fails instead of hanging */
 #define MF_RECIPE_PDL 2u         /* programmatic dependent launch */
@@ -98,7 +105,7 @@ struct mf_recipe {
   uint32_t block_bytes;           /* of the argument block */
   uint32_t nparams, nfields, nmaps;
   /* Where a checker finds the kernel's intermediate values in the workspace. */
-  uint64_t h_offset;              /* bf16 [2][tokens_max * top_k][N], bits inverted, buffer = (launches - 1) & 1 */
+  uint64_t h_offset;              /* top_k: shared experts included. bf16 [2][tokens_max * top_k][N], bits inverted, buffer = (launches - 1) & 1 */
   uint64_t h_buffer_bytes;        /* of one of the two */
   uint64_t launch_count_offset;   /* u32: launches since mf_workspace_init */
   uint64_t routing_ids_offset;    /* i32 [tokens_max][top_k] in h row order, -1 none */
@@ -111,5 +118,6 @@ struct mf_recipe {
 
 #define MF_WS_NAN_LOGIT 1u /* a router logit was NaN; it selected nothing */
 #define MF_WS_WATCHDOG 2u  /* a wait gave up (debug builds) */
+#define MF_WS_BAD_ID 4u    /* a given expert id does not exist; it selected nothing */
 
 #endif

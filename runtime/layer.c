@@ -5,6 +5,7 @@
 
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct mf_layer {
   const struct mf_op *op; /* the caller's */

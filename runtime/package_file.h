@@ -7,6 +7,8 @@
 
 #include "package_format.h"
 
+#include <stddef.h>
+
 struct mf_package {
   unsigned char *bytes; /* the whole file and a NUL behind it; owned */
   size_t size;

@@ -3,7 +3,7 @@
  * A field gets its value from its source:
  *
  *   bind     constants, weight pointers, strides of the weights, scaling, tensor maps  -> struct recipe_block, once per layer
- *   launch   x, logits, out, workspace, tokens, strides of the call                    -> a copy of the block on the stack, once per call
+ *   launch   x, logits or ids and weights, out, workspace, tokens, strides of the call -> a copy of the block on the stack, once per call
  *
  * Both go through field_value(), which fetches a 64-bit value, and field_write(), which narrows it. Nothing here allocates device memory or waits. */
 #include "recipe.h"
@@ -17,7 +17,7 @@ struct values {
   int64_t w13_row_stride, w2_row_stride;
   float routed_scaling;
   const struct mf_call *call; /* NULL at bind */
-  int64_t x_stride, logits_stride, out_stride;
+  int64_t x_stride, logits_stride, out_stride, ids_stride, weights_stride, shared_gate_stride;
 };
 
 static int64_t pointer_value(const void *pointer)
@@ -59,13 +59,20 @@ static int64_t field_value(const struct mf_recipe_field *field, const struct val
     case MF_SRC_X_STRIDE: return scaled(v->x_stride, field->value);
     case MF_SRC_LOGITS_STRIDE: return scaled(v->logits_stride, field->value);
     case MF_SRC_OUT_STRIDE: return scaled(v->out_stride, field->value);
+    case MF_SRC_IDS: return pointer_value(v->call->ids);
+    case MF_SRC_WEIGHTS: return pointer_value(v->call->weights);
+    case MF_SRC_IDS_STRIDE: return scaled(v->ids_stride, field->value);
+    case MF_SRC_WEIGHTS_STRIDE: return scaled(v->weights_stride, field->value);
+    case MF_SRC_SHARED_GATE: return pointer_value(v->call->shared_gate);
+    case MF_SRC_SHARED_GATE_STRIDE: return scaled(v->shared_gate_stride, field->value);
   }
   return 0;
 }
 
 static int is_stride(uint32_t source)
 {
-  return source == MF_SRC_W13_ROW_STRIDE || source == MF_SRC_W2_ROW_STRIDE || source >= MF_SRC_X_STRIDE;
+  return source == MF_SRC_W13_ROW_STRIDE || source == MF_SRC_W2_ROW_STRIDE || (source >= MF_SRC_X_STRIDE && source <= MF_SRC_OUT_STRIDE) ||
+         source == MF_SRC_IDS_STRIDE || source == MF_SRC_WEIGHTS_STRIDE || source == MF_SRC_SHARED_GATE_STRIDE;
 }
 
 /* Writes one field. A stride that a 4-byte field cannot hold is MF_MISS_LAYOUT. */
@@ -224,23 +231,59 @@ static int overlap(const void *a, int64_t a_bytes, const void *b, int64_t b_byte
   return pa < pb + (uintptr_t)b_bytes && pb < pa + (uintptr_t)a_bytes;
 }
 
+static int shared_experts(const struct mf_problem *problem)
+{
+  return problem->shared_experts & ~MF_SHARED_GATED;
+}
+
+/* Gates of the shared experts, if they have any. */
+static enum mf_status check_gate(const struct mf_problem *problem, const struct mf_call *call, const struct values *v)
+{
+  const uintptr_t size = problem->logits_dtype == MF_DTYPE_F32 ? 4 : 2;
+  if((problem->shared_experts & MF_SHARED_GATED) == 0)
+    return MF_OK;
+  if(call->shared_gate == NULL || v->shared_gate_stride < shared_experts(problem))
+    return MF_ERR_USAGE;
+  return (uintptr_t)call->shared_gate % size != 0 || v->shared_gate_stride > INT32_MAX ? MF_MISS_LAYOUT : MF_OK;
+}
+
+/* What selects the experts: logits, or ids and weights. */
+static enum mf_status check_routing(const struct mf_problem *problem, const struct mf_call *call, const struct values *v)
+{
+  const int64_t logit_bytes = problem->logits_dtype == MF_DTYPE_F32 ? 4 : 2;
+  if(problem->score == MF_SCORE_GIVEN) {
+    if(call->ids == NULL || call->weights == NULL || v->ids_stride < problem->top_k || v->weights_stride < problem->top_k)
+      return MF_ERR_USAGE;
+    if(v->ids_stride > INT32_MAX || v->weights_stride > INT32_MAX)
+      return MF_MISS_LAYOUT;
+    return ((uintptr_t)call->ids | (uintptr_t)call->weights) % 4 != 0 ? MF_MISS_LAYOUT : MF_OK;
+  }
+  if(call->logits == NULL || v->logits_stride < problem->experts + problem->zero_experts)
+    return MF_ERR_USAGE;
+  if(v->logits_stride > INT32_MAX || (uintptr_t)call->logits % 16 != 0)
+    return MF_MISS_LAYOUT;
+  return call->tokens > 1 && v->logits_stride * logit_bytes % 16 != 0 ? MF_MISS_LAYOUT : MF_OK;
+}
+
 /* Row strides matter from the second row on. */
 static enum mf_status check_call(const struct mf_recipe *recipe, const struct mf_problem *problem, const struct mf_call *call, const struct values *v)
 {
-  const int64_t logit_bytes = problem->logits_dtype == MF_DTYPE_F32 ? 4 : 2, rows = call->tokens - 1;
+  const int64_t rows = call->tokens - 1;
+  enum mf_status rc;
   if((uint32_t)call->tokens < recipe->tokens_min || (uint32_t)call->tokens > recipe->tokens_max)
     return MF_MISS_TOKENS;
-  if(call->x == NULL || call->logits == NULL || call->out == NULL || call->workspace == NULL || (uintptr_t)call->workspace % 256 != 0)
+  if(call->x == NULL || call->out == NULL || call->workspace == NULL || (uintptr_t)call->workspace % 256 != 0)
     return MF_ERR_USAGE;
-  if(v->x_stride < problem->hidden || v->out_stride < problem->hidden || v->logits_stride < problem->experts + problem->zero_experts)
+  if(v->x_stride < problem->hidden || v->out_stride < problem->hidden)
     return MF_ERR_USAGE;
-  if(v->x_stride > INT32_MAX || v->out_stride > INT32_MAX || v->logits_stride > INT32_MAX)
+  if(v->x_stride > INT32_MAX || v->out_stride > INT32_MAX)
     return MF_MISS_LAYOUT;
   if(overlap(call->x, 2 * (rows * v->x_stride + problem->hidden), call->out, 2 * (rows * v->out_stride + problem->hidden)))
     return MF_ERR_USAGE;
-  if((uintptr_t)call->x % 16 != 0 || (uintptr_t)call->logits % 16 != 0 || (uintptr_t)call->out % 2 != 0)
+  if((uintptr_t)call->x % 16 != 0 || (uintptr_t)call->out % 2 != 0 || (rows > 0 && v->x_stride * 2 % 16 != 0))
     return MF_MISS_LAYOUT;
-  return rows > 0 && (v->x_stride * 2 % 16 != 0 || v->logits_stride * logit_bytes % 16 != 0) ? MF_MISS_LAYOUT : MF_OK;
+  rc = check_routing(problem, call, v);
+  return rc == MF_OK ? check_gate(problem, call, v) : rc;
 }
 
 /* The launch attributes that the recipe's flags ask for; returns their number. */
@@ -266,7 +309,10 @@ enum mf_status recipe_launch(const struct cuda_api *api, const struct mf_recipe 
   const struct values v = {.call = call,
                            .x_stride = call->x_stride != 0 ? call->x_stride : problem->hidden,
                            .logits_stride = call->logits_stride != 0 ? call->logits_stride : experts,
-                           .out_stride = call->out_stride != 0 ? call->out_stride : problem->hidden};
+                           .out_stride = call->out_stride != 0 ? call->out_stride : problem->hidden,
+                           .ids_stride = call->ids_stride != 0 ? call->ids_stride : problem->top_k,
+                           .weights_stride = call->weights_stride != 0 ? call->weights_stride : problem->top_k,
+                           .shared_gate_stride = call->shared_gate_stride != 0 ? call->shared_gate_stride : shared_experts(problem)};
   CUlaunchAttribute attributes[2];
   CUlaunchConfig config = {.gridDimX = recipe->grid[0], .gridDimY = recipe->grid[1], .gridDimZ = recipe->grid[2],
                            .blockDimX = recipe->block[0], .blockDimY = recipe->block[1], .blockDimZ = recipe->block[2],

@@ -31,7 +31,7 @@ enum mf_status recipe_get_function(const struct cuda_api *api, const struct mf_r
 
 /* Launches on 'stream' with the call's pointers patched in: no allocation, no synchronisation. The driver's result goes to *cuda_result if not NULL.
  * 0 tokens launch nothing. MF_MISS_TOKENS; MF_ERR_USAGE (null, strides below the row, x and out overlap, workspace not 256-byte aligned); MF_MISS_LAYOUT
- * (x or logits rows not 16-byte aligned); MF_MISS_SMS (cooperative grid does not fit); MF_ERR_DEVICE. */
+ * (x or logits rows not 16-byte aligned, ids or weights not 4-byte aligned); MF_MISS_SMS (cooperative grid does not fit); MF_ERR_DEVICE. */
 enum mf_status recipe_launch(const struct cuda_api *api, const struct mf_recipe *recipe, CUfunction function, const struct recipe_block *block,
                              const struct mf_problem *problem, const struct mf_call *call, CUstream stream, CUresult *cuda_result);
 

@@ -34,7 +34,8 @@ static const struct source_rule {
     {MF_SRC_W2, 8, 0},                 {MF_SRC_S2, 8, 0},               {MF_SRC_BIAS, 8, 0},       {MF_SRC_W13_ROW_STRIDE, 4 + 8, 1},
     {MF_SRC_W2_ROW_STRIDE, 4 + 8, 1},  {MF_SRC_ROUTED_SCALING, 4, 0},   {MF_SRC_X, 8, 0},          {MF_SRC_LOGITS, 8, 0},
     {MF_SRC_OUT, 8, 0},                {MF_SRC_WORKSPACE, 8, 0},        {MF_SRC_TOKENS, 4 + 8, 0}, {MF_SRC_X_STRIDE, 4 + 8, 1},
-    {MF_SRC_LOGITS_STRIDE, 4 + 8, 1},  {MF_SRC_OUT_STRIDE, 4 + 8, 1},
+    {MF_SRC_LOGITS_STRIDE, 4 + 8, 1},  {MF_SRC_OUT_STRIDE, 4 + 8, 1},   {MF_SRC_IDS, 8, 0},        {MF_SRC_WEIGHTS, 8, 0},
+    {MF_SRC_IDS_STRIDE, 4 + 8, 1},     {MF_SRC_WEIGHTS_STRIDE, 4 + 8, 1}, {MF_SRC_SHARED_GATE, 8, 0}, {MF_SRC_SHARED_GATE_STRIDE, 4 + 8, 1},
 };
 
 static int field_good(const struct mf_recipe *r, const struct mf_recipe_field *f)
@@ -44,6 +45,8 @@ static int field_good(const struct mf_recipe *r, const struct mf_recipe_field *f
   for(size_t i = 0; i < sizeof(source_rules) / sizeof(source_rules[0]); i++)
     if(source_rules[i].source == f->source)
       rule = &source_rules[i];
+  if(f->source >= MF_SRC_FIRST_OF_VERSION_2 && r->version < 2)
+    return 0;
   if(rule == NULL || (f->size != 4 && f->size != 8 && f->size != 128) || (rule->sizes & f->size) == 0)
     return 0;
   if(f->offset % alignment != 0 || f->offset > r->block_bytes || f->size > r->block_bytes - f->offset)

@@ -9,6 +9,7 @@
 #include "datagen.h"
 #include "device.h"
 #include "reference.h"
+#include "spec.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -105,10 +106,10 @@ static void model_quantise(const struct model *m, bool is_x, const float *from, 
 static void model_open(struct model *m, const struct mf_problem *p, float scaling, uint64_t layer_seed, const struct test_case *tc, int bits,
                        enum defect defect)
 {
-  const size_t rows = (size_t)tc->tokens * (size_t)p->top_k, n = (size_t)p->intermediate, k = (size_t)p->hidden;
-  float *logits = malloc((size_t)tc->tokens * (size_t)(p->experts + p->zero_experts) * sizeof(float)), bias[DATA_MAX_LOGITS], *plain;
+  const size_t rows = (size_t)tc->tokens * (size_t)problem_ranks(p), n = (size_t)p->intermediate, k = (size_t)p->hidden;
+  float *logits = malloc(data_logits_bytes(p, tc->tokens)), bias[DATA_MAX_LOGITS], *plain;
   uint16_t *x = malloc((size_t)tc->tokens * k * sizeof(*x));
-  *m = (struct model){.problem = p, .layer_seed = layer_seed, .accumulator_bits = bits, .defect = defect, .tokens = tc->tokens, .top_k = p->top_k,
+  *m = (struct model){.problem = p, .layer_seed = layer_seed, .accumulator_bits = bits, .defect = defect, .tokens = tc->tokens, .top_k = problem_ranks(p),
                       .n = p->intermediate, .k = p->hidden, .x_blocks = (p->hidden + 127) / 128,
                       .h_blocks = (p->intermediate_offset + p->intermediate + 127) / 128};
   data_logits(p, tc, logits);
@@ -144,19 +145,19 @@ static void model_close(struct model *m)
   free(m->y);
 }
 
-/* The first expert that is active: where local defects are. */
+/* The first expert that is active, in the rank's own numbers: where local defects are. */
 static int model_victim(const struct model *m)
 {
   for(int i = 0; i < m->tokens * m->top_k; i++)
-    if(m->routing.ids[i] >= m->problem->expert_begin && m->routing.ids[i] < m->problem->expert_begin + m->problem->expert_count)
-      return m->routing.ids[i];
+    if(problem_local_expert(m->problem, m->routing.ids[i]) >= 0)
+      return problem_local_expert(m->problem, m->routing.ids[i]);
   return -1;
 }
 
 /* One row (gate: half 0, up: half 1) of expert 'local' times one token's x. */
 static double model_up_row(const struct model *m, int local, int half, int f, int token, const uint8_t *w, const float *scales)
 {
-  const bool broken = local + m->problem->expert_begin == model_victim(m) && f < 8 && half == 0;
+  const bool broken = local == model_victim(m) && f < 8 && half == 0;
   const float *scale = scales + (half * m->h_blocks + (m->problem->intermediate_offset + f) / 128) * m->x_blocks;
   double sum = 0;
   for(int b = 0; b < m->x_blocks; b++) {
@@ -193,10 +194,10 @@ static void model_up(struct model *m)
   const size_t n = (size_t)m->n, k = (size_t)m->k, nscales = 2 * (size_t)m->h_blocks * (size_t)m->x_blocks;
   uint8_t *w = malloc(2 * n * k);
   float *scales = malloc(nscales * sizeof(float));
-  for(int e = 0; e < p->expert_count; e++) {
+  for(int e = 0; e < problem_stored_experts(p); e++) {
     bool made = false;
     for(int i = 0; i < m->tokens * m->top_k; i++) {
-      if(m->routing.ids[i] != p->expert_begin + e)
+      if(problem_local_expert(p, m->routing.ids[i]) != e)
         continue;
       if(!made) {
         data_weights(m->layer_seed, DATA_W13, (uint64_t)e * 2 * n * k, 2 * n * k, w);
@@ -204,7 +205,7 @@ static void model_up(struct model *m)
         made = true;
       }
       for(int f = 0; f < m->n; f++) {
-        const double on_input = p->weight_on_input ? (double)m->routing.weights[i] : 1;
+        const double on_input = p->weight_on_input && e < p->expert_count ? (double)m->routing.weights[i] : 1;
         const double gate = on_input * model_up_row(m, e, 0, f, i / m->top_k, w + (size_t)f * k, scales);
         const double up = on_input * model_up_row(m, e, 1, f, i / m->top_k, w + (n + (size_t)f) * k, scales);
         const double h = m->defect == DEFECT_GATE_UP_SWAPPED ? model_activate(m, up, gate) : model_activate(m, gate, up);
@@ -220,7 +221,7 @@ static void model_up(struct model *m)
 /* Row r of expert 'local' times the h of pair 'i'. */
 static double model_down_row(const struct model *m, int local, int r, int i, const uint8_t *w, const float *scales)
 {
-  const bool broken = local + m->problem->expert_begin == model_victim(m) && r < 8 && m->defect == DEFECT_S2_NEXT_BLOCK;
+  const bool broken = local == model_victim(m) && r < 8 && m->defect == DEFECT_S2_NEXT_BLOCK;
   double sum = 0;
   int block = 0;
   for(int c = 0, size = 128 - m->problem->intermediate_offset; c < m->n; c += size, size = 128, block++) {
@@ -240,7 +241,7 @@ static double model_down_row(const struct model *m, int local, int r, int i, con
 
 static double model_weight(const struct model *m, int i)
 {
-  if(m->problem->weight_on_input)
+  if(m->problem->weight_on_input && m->routing.ids[i] < m->problem->experts)
     return 1;
   if(m->defect == DEFECT_EXPERT_SKIPPED && i == m->top_k - 1)
     return 0;
@@ -262,10 +263,10 @@ static void model_down(struct model *m)
     model_quantise(m, false, plain, m->n, m->defect == DEFECT_ORIGIN_IGNORED ? 0 : p->intermediate_offset, m->h + (size_t)i * n,
                    m->h_scale + i * m->h_blocks);
   }
-  for(int e = 0; e < p->expert_count; e++) {
+  for(int e = 0; e < problem_stored_experts(p); e++) {
     bool made = false;
     for(int i = 0; i < m->tokens * m->top_k; i++) {
-      if(m->routing.ids[i] != p->expert_begin + e)
+      if(problem_local_expert(p, m->routing.ids[i]) != e)
         continue;
       if(!made) {
         data_weights(m->layer_seed, DATA_W2, (uint64_t)e * n * k, n * k, w);

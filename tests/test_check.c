@@ -119,6 +119,16 @@ START_TEST(a_right_kernel_of_a_rank_passes)
 END_TEST
 
 /* The h of experts elsewhere, and of none, is nobody's business. */
+START_TEST(a_right_kernel_with_shared_experts_passes)
+{
+  struct mf_problem p = small_problem();
+  p.shared_experts = 1;
+  expect_all_cases_pass(&p, 3, 3);
+  p.shared_experts = 2 + MF_SHARED_GATED;
+  expect_all_cases_pass(&p, 5, 5);
+}
+END_TEST
+
 START_TEST(rows_of_other_ranks_are_not_judged)
 {
   struct mf_problem p = small_problem();
@@ -464,6 +474,7 @@ static void add_all(TCase *tc)
   tcase_add_test(tc, a_right_kernel_passes_every_case);
   tcase_add_test(tc, a_right_kernel_passes_every_case_of_another_policy);
   tcase_add_test(tc, a_right_kernel_of_a_rank_passes);
+  tcase_add_test(tc, a_right_kernel_with_shared_experts_passes);
   tcase_add_test(tc, rows_of_other_ranks_are_not_judged);
   tcase_add_test(tc, the_right_kernel_is_not_the_reference);
   tcase_add_test(tc, noise_in_h_of_the_measured_size_passes);

@@ -251,13 +251,21 @@ START_TEST(load_kernel_refuses)
 }
 END_TEST
 
-START_TEST(shared_experts_are_refused)
+/* Their weights lie behind the others', and they are always active. */
+START_TEST(shared_experts_have_weights)
 {
-  struct mf_problem p = hook_problem();
+  const struct mf_problem p = hook_problem();
+  struct routing_result routing = {.tokens = 1, .top_k = 2, .ids = {0, 0}};
+  struct mf_problem q = p;
   struct error err;
   struct device *dev = open_here("", &err);
-  p.shared_experts = 1;
-  ck_assert_int_eq(device_cuda.load_problem(dev, &p, 1, 1, HOOK_TOKENS, &err), MF_ERR_UNSUPPORTED);
+  int32_t ids[64];
+  q.shared_experts = 1 + MF_SHARED_GATED;
+  ck_assert_int_eq(device_cuda.load_problem(dev, &q, 1, 1, HOOK_TOKENS, &err), MF_OK);
+  ck_assert(device_weights_bytes(&q, 1) > device_weights_bytes(&p, 1) * (p.expert_count + 0.9) / p.expert_count);
+  routing.ids[1] = q.experts + q.zero_experts;
+  ck_assert_int_eq(device_active_experts(&q, &routing, ids), 2);
+  ck_assert_int_eq(ids[1], q.expert_count);
   device_cuda.close(dev);
 }
 END_TEST
@@ -335,7 +343,7 @@ static Suite *device_suite(void)
   tcase_add_loop_test(device, run_case_sees_misdeeds, 0, 3);
   tcase_add_loop_test(device, run_case_breaks, 0, 3);
   tcase_add_test(device, load_kernel_refuses);
-  tcase_add_test(device, shared_experts_are_refused);
+  tcase_add_test(device, shared_experts_have_weights);
   tcase_add_test(device, close_gives_everything_back);
   tcase_add_test(device, timing_launches_without_pdl);
   tcase_set_timeout(device, 120);

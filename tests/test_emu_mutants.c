@@ -103,7 +103,7 @@ static const struct mutant {
      1, {GATE(GATE_Y_GIVEN_H)}, "", {&one}, 3, STRADDLE},
     {"tokens_change_places", "stream/down.cuh", "(size_t)column * c.p.out_pitch", "(size_t)(column ^ 1) * c.p.out_pitch",
      1, {GATE(GATE_Y_GIVEN_H)}, "", {&two}, 3, PLAIN},
-    {"h_of_another_token", "stream/handoff.cuh", "(h + (size_t)(token * L::kTopK", "(h + (size_t)((token ^ 1) * L::kTopK",
+    {"h_of_another_token", "stream/handoff.cuh", "(h + (size_t)(token * L::kRanks", "(h + (size_t)((token ^ 1) * L::kRanks",
      1, {GATE(GATE_H), EMU_DEADLOCK}, "handoff.cuh", {&same}, 3, PLAIN},
     {"no_mbarrier_init_fence", "stream/producer.cuh", "    hw::mbarrier_init_fence();\n", "", 1, {EMU_BARRIER}, "producer.cuh", {&three}, 3, PLAIN},
     {"shuffle_in_a_condition", "stream/route.cuh",

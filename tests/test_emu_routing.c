@@ -1,6 +1,7 @@
 /* test_emu_routing.c - which experts a kernel of the family `stream` takes, and with what weights, on the emulated device: bit by bit what
  * reference_route() says, for every policy, number of experts and top-k that the family serves. Logits are made to be difficult: equal scores, scores
- * that differ in the last bits, -inf, NaN, nothing that can be selected, groups of equal score. Weights and x are zero: what becomes of the experts is
+ * that differ in the last bits, -inf, NaN, nothing that can be selected, groups of equal score. Where the engine has routed, ids are repeated, missing or
+ * do not exist. Weights and x are zero: what becomes of the experts is
  * tested by test_emu_shapes.c and, for what routing does to it (many ranks, experts of other ranks, zero experts), by the cases at the end of this file.
  *
  * Compiling a kernel takes longer than running it, so a part of the shapes is left to MOEFORGE_ROUTING=all.
@@ -49,6 +50,8 @@ static const struct shape {
     {"softmax 128/8 experts 32..63", 128, 8, MF_SCORE_SOFTMAX, 0, 1, 0, 1, 1, 32, 32, 0},
     {"sigmoid 384/8 bias experts 336..383", 384, 8, MF_SCORE_SIGMOID, 1, 1, 0, 1, 1, 336, 48, 0},
     {"softmax 512+256/12 bias experts 128..255", 512, 12, MF_SCORE_SOFTMAX, 1, 0, 0, 1, 1, 128, 128, 256},
+    {"given 256/8", 256, 8, MF_SCORE_GIVEN, 0, 0, 0, 1, 1, 0, 0, 0},
+    {"given 44+16/22 experts 22..43", 44, 22, MF_SCORE_GIVEN, 0, 0, 0, 1, 1, 22, 22, 16},
     /* with MOEFORGE_ROUTING=all */
     {"softmax 160/8", 160, 8, MF_SCORE_SOFTMAX, 0, 1, 0, 1, 1, 0, 0, 0},
     {"top-k softmax 32/4 f32", 32, 4, MF_SCORE_TOPK_SOFTMAX, 0, 0, 1, 1, 1, 0, 0, 0},
@@ -59,9 +62,10 @@ static const struct shape {
     {"sqrt-softplus 256/6 bias", 256, 6, MF_SCORE_SQRT_SOFTPLUS, 1, 1, 0, 1, 1, 0, 0, 0},
     {"softmax 512+256/12 bias", 512, 12, MF_SCORE_SOFTMAX, 1, 0, 1, 1, 1, 0, 0, 256},
     {"softmax 512/10 experts 0..63", 512, 10, MF_SCORE_SOFTMAX, 0, 1, 0, 1, 1, 0, 64, 0},
+    {"given 5/1", 5, 1, MF_SCORE_GIVEN, 0, 0, 0, 1, 1, 0, 0, 0},
 };
 #define SHAPES ((int)(sizeof(shapes) / sizeof(shapes[0])))
-#define MORE_SHAPES 9
+#define MORE_SHAPES 10
 
 static struct mf_problem problem_of(const struct shape *s)
 {
@@ -234,6 +238,51 @@ static void draw_bias(struct router *r, enum draw draw, uint64_t *state)
   memcpy((void *)(uintptr_t)r->bias, r->host_bias, (size_t)r->columns * sizeof(float));
 }
 
+/* ---- ids and weights of an engine, by the same kinds ---- */
+static int32_t draw_id(enum draw draw, uint64_t *state, int columns, int place)
+{
+  static const int32_t wrong[] = {-2, INT32_MIN, INT32_MAX, -100};
+  const double u = uniform(state);
+  const int32_t any = (int32_t)(uniform(state) * columns);
+  switch(draw) {
+    case DRAW_TIES: return (int32_t)(u * 4);                             /* few experts, named again and again */
+    case DRAW_CLOSE: return columns - 1 - place;                         /* the last ones */
+    case DRAW_MASKED: return u < 0.6 ? -1 : any;
+    case DRAW_NAN: return u < 0.2 ? columns : u < 0.4 ? wrong[place % 4] : any; /* of no expert */
+    case DRAW_NOTHING: return place == 1 && u < 0.3 ? any : -1;
+    case DRAW_EQUAL: return columns / 2;
+    default: return any;
+  }
+}
+
+static float draw_weight(enum draw draw, uint64_t *state)
+{
+  const double v = normal(state);
+  return draw == DRAW_WIDE ? (float)ldexp(v, (int)(uniform(state) * 120) - 60) : (float)v;
+}
+
+/* Rows of the call are further apart than they are long, and end where their memory ends; 'block' has them as reference_route() takes them. */
+static bool draw_given(struct router *r, enum draw draw, uint64_t *state, struct mf_call *call, uint32_t *block)
+{
+  const size_t k = (size_t)r->problem.top_k, tokens = (size_t)call->tokens, ids_stride = k + 3, weights_stride = k + 1;
+  int32_t *ids = (int32_t *)(uintptr_t)zeros(r, ((tokens - 1) * ids_stride + k) * 4);
+  float *weights = (float *)(uintptr_t)zeros(r, ((tokens - 1) * weights_stride + k) * 4);
+  bool bad = false;
+  for(size_t t = 0; t < tokens; t++)
+    for(size_t j = 0; j < k; j++) {
+      const int32_t id = ids[t * ids_stride + j] = draw_id(draw, state, r->columns, (int)j);
+      weights[t * weights_stride + j] = draw_weight(draw, state);
+      memcpy(&block[t * k + j], &id, 4);
+      memcpy(&block[(tokens + t) * k + j], &weights[t * weights_stride + j], 4);
+      bad = bad || id < -1 || id >= r->columns;
+    }
+  call->ids = ids;
+  call->weights = weights;
+  call->ids_stride = (int64_t)ids_stride;
+  call->weights_stride = (int64_t)weights_stride;
+  return bad;
+}
+
 /* ---- comparison ---- */
 static bool same_bits(float a, float b)
 {
@@ -281,24 +330,16 @@ static void check_token(const struct mf_problem *p, int tokens, const int32_t *i
   check_order(p, tokens, ids, want, where);
 }
 
-/* One launch; its routing, and y, which is zero. */
-static void run_one(struct router *r, const char *name, int tokens, enum draw draw, uint64_t seed)
+/* Logits of the call, in device memory; tells whether one of them is NaN. */
+static bool draw_logits(struct router *r, enum draw draw, uint64_t *state, struct mf_call *call)
 {
-  static struct routing_result want;
   static float row[1024];
   const size_t bytes = r->problem.logits_dtype == MF_DTYPE_F32 ? 4 : 2, columns = (size_t)r->columns;
-  const int k = r->problem.top_k;
-  CUdeviceptr logits = zeros(r, (size_t)tokens * columns * bytes);
-  const int32_t *ids = (const int32_t *)(uintptr_t)(r->workspace + r->recipe.routing_ids_offset);
-  const float *weights = (const float *)(uintptr_t)(r->workspace + r->recipe.routing_weights_offset);
-  uint32_t *status = (uint32_t *)(uintptr_t)(r->workspace + r->recipe.status_offset);
-  uint64_t state = seed * 977 + (uint64_t)draw * 31 + (uint64_t)tokens;
+  const CUdeviceptr logits = zeros(r, (size_t)call->tokens * columns * bytes);
   bool nan = false;
-  struct mf_call call;
-  char where[200];
-  draw_bias(r, draw, &state);
-  for(int t = 0; t < tokens; t++) {
-    draw_row(draw, &state, row, r->columns);
+  draw_bias(r, draw, state);
+  for(int t = 0; t < call->tokens; t++) {
+    draw_row(draw, state, row, r->columns);
     for(size_t c = 0; c < columns; c++) {
       const size_t i = (size_t)t * columns + c;
       if(bytes == 4)
@@ -308,11 +349,29 @@ static void run_one(struct router *r, const char *name, int tokens, enum draw dr
       nan = nan || isnan(row[c]) || (r->problem.select_bias && isnan(r->host_bias[c]));
     }
   }
-  reference_route(&r->problem, tokens, (void *)(uintptr_t)logits, r->problem.select_bias ? r->host_bias : NULL, 2.5f, &want);
+  call->logits = (void *)(uintptr_t)logits;
+  return nan;
+}
+
+/* One launch; its routing, and y, which is zero. */
+static void run_one(struct router *r, const char *name, int tokens, enum draw draw, uint64_t seed)
+{
+  static struct routing_result want;
+  static uint32_t block[2 * TOKENS_MAX * MAX_TOP_K];
+  const int k = r->problem.top_k;
+  const bool given = r->problem.score == MF_SCORE_GIVEN;
+  const uint32_t bit = given ? MF_WS_BAD_ID : MF_WS_NAN_LOGIT;
+  const int32_t *ids = (const int32_t *)(uintptr_t)(r->workspace + r->recipe.routing_ids_offset);
+  const float *weights = (const float *)(uintptr_t)(r->workspace + r->recipe.routing_weights_offset);
+  uint32_t *status = (uint32_t *)(uintptr_t)(r->workspace + r->recipe.status_offset);
+  uint64_t state = seed * 977 + (uint64_t)draw * 31 + (uint64_t)tokens;
+  struct mf_call call = {.struct_size = sizeof(call), .tokens = tokens, .x = (void *)(uintptr_t)r->x, .out = (void *)(uintptr_t)r->out,
+                         .workspace = (void *)(uintptr_t)r->workspace};
+  const bool reported = given ? draw_given(r, draw, &state, &call, block) : draw_logits(r, draw, &state, &call);
+  char where[200];
+  reference_route(&r->problem, tokens, given ? block : call.logits, r->problem.select_bias ? r->host_bias : NULL, 2.5f, &want);
   *status = 0;
   memset((void *)(uintptr_t)r->out, 0xFF, (size_t)tokens * (size_t)r->problem.hidden * 2);
-  call = (struct mf_call){.struct_size = sizeof(call), .tokens = tokens, .x = (void *)(uintptr_t)r->x, .logits = (void *)(uintptr_t)logits,
-                          .out = (void *)(uintptr_t)r->out, .workspace = (void *)(uintptr_t)r->workspace};
   emu_driver_seed(seed, 0);
   snprintf(where, sizeof(where), "%s, B = %d, %s, seed %d", name, tokens, draw_names[draw], (int)seed);
   ck_assert_msg(recipe_launch(&r->api, &r->recipe, r->function, &r->block, &r->problem, &call, r->stream, NULL) == MF_OK &&
@@ -322,10 +381,15 @@ static void run_one(struct router *r, const char *name, int tokens, enum draw dr
     snprintf(where, sizeof(where), "%s, B = %d, %s, seed %d, token %d", name, tokens, draw_names[draw], (int)seed, t);
     check_token(&r->problem, tokens, ids + t * k, weights + t * k, want.ids + t * k, want.weights + t * k, where);
   }
-  ck_assert_msg(((*status & MF_WS_NAN_LOGIT) != 0) == nan, "%s: status %x", where, (unsigned)*status);
+  ck_assert_msg(*status == (reported ? bit : 0), "%s: status %x", where, (unsigned)*status);
   for(int i = 0; i < tokens * r->problem.hidden; i++)
     ck_assert_msg((((const uint16_t *)(uintptr_t)r->out)[i] & 0x7FFF) == 0, "%s: y is not zero at %d", where, i);
-  r->api.p_cuMemFree(logits);
+  if(given) {
+    r->api.p_cuMemFree((CUdeviceptr)(uintptr_t)call.ids);
+    r->api.p_cuMemFree((CUdeviceptr)(uintptr_t)call.weights);
+  } else {
+    r->api.p_cuMemFree((CUdeviceptr)(uintptr_t)call.logits);
+  }
 }
 
 /* Whether all shapes and seeds are wanted. */

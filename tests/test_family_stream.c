@@ -164,21 +164,26 @@ END_TEST
 
 /* Routers: columns per lane of 1 to 32, keys of either kind, policies, other ranks' experts. K = 2048, N = 256. */
 static const struct {
-  int experts, top_k, score, bias, renormalize, f32, groups, kept, begin, count, zero;
+  int experts, top_k, score, bias, renormalize, f32, groups, kept, begin, count, zero, shared;
 } routers[] = {
-    {8, 2, MF_SCORE_SOFTMAX, 0, 1, 0, 1, 1, 0, 8, 0},
-    {160, 8, MF_SCORE_SOFTMAX, 0, 0, 0, 1, 1, 0, 160, 0},
-    {512, 10, MF_SCORE_SOFTMAX, 0, 1, 0, 1, 1, 64, 64, 0},
-    {1024, 22, MF_SCORE_SOFTMAX, 0, 0, 0, 1, 1, 0, 1024, 0},
-    {128, 4, MF_SCORE_TOPK_SOFTMAX, 0, 0, 1, 1, 1, 0, 128, 0},
-    {16, 1, MF_SCORE_SIGMOID, 0, 0, 0, 1, 1, 0, 16, 0},
-    {384, 8, MF_SCORE_SIGMOID, 1, 1, 0, 1, 1, 0, 384, 0},
-    {896, 16, MF_SCORE_SIGMOID, 1, 1, 0, 1, 1, 0, 896, 0},
-    {1024, 22, MF_SCORE_SIGMOID, 1, 1, 1, 1, 1, 0, 1024, 0},
-    {1024, 8, MF_SCORE_SIGMOID, 1, 1, 1, 32, 9, 0, 1024, 0},
-    {384, 6, MF_SCORE_SQRT_SOFTPLUS, 1, 1, 0, 1, 1, 0, 384, 0},
-    {64, 8, MF_SCORE_SOFTMAX, 1, 1, 0, 1, 1, 0, 64, 0},
-    {512, 12, MF_SCORE_SOFTMAX, 1, 0, 1, 1, 1, 128, 128, 256},
+    {8, 2, MF_SCORE_SOFTMAX, 0, 1, 0, 1, 1, 0, 8, 0, 0},
+    {160, 8, MF_SCORE_SOFTMAX, 0, 0, 0, 1, 1, 0, 160, 0, 0},
+    {512, 10, MF_SCORE_SOFTMAX, 0, 1, 0, 1, 1, 64, 64, 0, 0},
+    {1024, 22, MF_SCORE_SOFTMAX, 0, 0, 0, 1, 1, 0, 1024, 0, 0},
+    {128, 4, MF_SCORE_TOPK_SOFTMAX, 0, 0, 1, 1, 1, 0, 128, 0, 0},
+    {16, 1, MF_SCORE_SIGMOID, 0, 0, 0, 1, 1, 0, 16, 0, 0},
+    {384, 8, MF_SCORE_SIGMOID, 1, 1, 0, 1, 1, 0, 384, 0, 0},
+    {896, 16, MF_SCORE_SIGMOID, 1, 1, 0, 1, 1, 0, 896, 0, 0},
+    {1024, 22, MF_SCORE_SIGMOID, 1, 1, 1, 1, 1, 0, 1024, 0, 0},
+    {1024, 8, MF_SCORE_SIGMOID, 1, 1, 1, 32, 9, 0, 1024, 0, 0},
+    {384, 6, MF_SCORE_SQRT_SOFTPLUS, 1, 1, 0, 1, 1, 0, 384, 0, 0},
+    {64, 8, MF_SCORE_SOFTMAX, 1, 1, 0, 1, 1, 0, 64, 0, 0},
+    {512, 12, MF_SCORE_SOFTMAX, 1, 0, 1, 1, 1, 128, 128, 256, 0},
+    {256, 8, MF_SCORE_GIVEN, 0, 0, 0, 1, 1, 0, 256, 0, 0},
+    {1000, 22, MF_SCORE_GIVEN, 0, 0, 0, 1, 1, 500, 250, 24, 0},
+    {256, 8, MF_SCORE_SOFTMAX, 0, 1, 0, 1, 1, 0, 256, 0, 1 + MF_SHARED_GATED},
+    {256, 8, MF_SCORE_SIGMOID, 1, 1, 1, 8, 4, 64, 64, 0, 2 + MF_SHARED_GATED},
+    {512, 20, MF_SCORE_GIVEN, 0, 0, 0, 1, 1, 0, 512, 0, 2},
 };
 #define ROUTERS ((int)(sizeof(routers) / sizeof(routers[0])))
 
@@ -212,6 +217,7 @@ START_TEST(routers_of_every_kind)
   p.expert_begin = routers[_i].begin;
   p.expert_count = routers[_i].count;
   p.zero_experts = routers[_i].zero;
+  p.shared_experts = routers[_i].shared;
   ck_assert_msg(problem_validate(&p, &err) == MF_OK, "%s", err.text);
   ck_assert_msg(family_stream.serves(&p, 8, &dev, &why) == MF_OK, "rule %s: %s", why.rule, why.detail);
   family_stream.default_schedule(&p, 1, &dev, &sched);
@@ -237,7 +243,8 @@ START_TEST(routers_that_are_refused)
       {4, 2, MF_SCORE_SOFTMAX, 0, 0, 1, 0, 0, 0, "experts", 8},         {1024, 2, MF_SCORE_SOFTMAX, 0, 0, 1, 8, 0, 0, "experts", 1024},
       {64, 23, MF_SCORE_SOFTMAX, 0, 0, 1, 0, 0, 0, "top_k", 22},        {64, 4, MF_SCORE_TOPK_SOFTMAX, 1, 0, 1, 0, 0, 0, "router", MF_SCORE_SOFTMAX},
       {160, 4, MF_SCORE_SIGMOID, 0, 0, 8, 0, 0, 0, "groups", 1},        {192, 4, MF_SCORE_SIGMOID, 0, 0, 3, 0, 0, 0, "groups", 1},
-      {64, 4, MF_SCORE_SOFTMAX, 0, 0, 1, 0, 1, 0, "feature", 0},        {64, 1, MF_SCORE_SIGMOID, 0, 0, 1, 0, 0, 1, "feature", 0},
+      {64, 20, MF_SCORE_SOFTMAX, 0, 0, 1, 0, 3, 0, "top_k", 19},        {64, 1, MF_SCORE_SIGMOID, 0, 0, 1, 0, 0, 1, "feature", 0},
+      {64, 4, MF_SCORE_GIVEN, 1, 0, 1, 0, 0, 0, "router", MF_SCORE_SOFTMAX},
   };
   const struct device_info dev = device("h200");
   for(size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
@@ -273,6 +280,26 @@ START_TEST(softmax_over_the_chosen_is_renormalised_softmax)
   ck_assert_str_eq(a.source, b.source);
   artifact_free(&a);
   artifact_free(&b);
+}
+END_TEST
+
+/* Only what an older runtime cannot read says that it cannot. */
+START_TEST(recipes_of_given_experts_are_of_version_2)
+{
+  const struct device_info dev = device("h200");
+  struct mf_problem p = problem_of_router(128, 4, MF_SCORE_SOFTMAX);
+  struct schedule sched = {.family = &family_stream};
+  struct mf_recipe logits, given;
+  struct error err = {MF_OK, ""};
+  family_stream.default_schedule(&p, 1, &dev, &sched);
+  ck_assert_int_eq(family_stream.recipe(&p, &sched, &dev, &logits, &err), MF_OK);
+  p.score = MF_SCORE_GIVEN;
+  ck_assert_int_eq(family_stream.recipe(&p, &sched, &dev, &given, &err), MF_OK);
+  ck_assert_uint_eq(logits.version, 1);
+  ck_assert_uint_eq(given.version, 2);
+  ck_assert_int_eq(recipe_validate(&given, sizeof(given)), MF_OK);
+  given.version = 1;
+  ck_assert_int_eq(recipe_validate(&given, sizeof(given)), MF_ERR_CORRUPT);
 }
 END_TEST
 
@@ -379,6 +406,7 @@ int main(void)
   tcase_add_loop_test(tc, routers_of_every_kind, 0, ROUTERS);
   tcase_add_test(tc, routers_that_are_refused);
   tcase_add_test(tc, softmax_over_the_chosen_is_renormalised_softmax);
+  tcase_add_test(tc, recipes_of_given_experts_are_of_version_2);
   tcase_add_loop_test(tc, recipes_are_valid, 0, 5);
   tcase_add_test(tc, knobs_reach_the_parameters);
   tcase_add_test(tc, parameters_are_complete);

@@ -25,7 +25,7 @@ static const struct {
 } mutations[] = {
     PUT(magic, 0, MF_ERR_CORRUPT),
     PUT(version, 0, MF_ERR_CORRUPT),
-    PUT(version, 2, MF_ERR_NEWER_FORMAT),
+    PUT(version, MF_RECIPE_VERSION + 1, MF_ERR_NEWER_FORMAT),
     PUT(size, 8, MF_ERR_CORRUPT),
     PUT(flags, 4, MF_ERR_CORRUPT),
     PUT(flags, 3, MF_OK),
@@ -63,7 +63,8 @@ static const struct {
     PUT(params[1].size, 0, MF_ERR_CORRUPT),
     PUT(params[1].offset, UINT32_MAX, MF_ERR_CORRUPT),
     PUT(fields[0].source, 10, MF_ERR_CORRUPT),
-    PUT(fields[0].source, 40, MF_ERR_CORRUPT),
+    PUT(fields[0].source, 60, MF_ERR_CORRUPT),
+    PUT(fields[0].source, MF_SRC_IDS, MF_OK),
     PUT(fields[0].size, 4, MF_ERR_CORRUPT),
     PUT(fields[0].size, 0, MF_ERR_CORRUPT),
     PUT(fields[0].size, 12, MF_ERR_CORRUPT),
@@ -99,6 +100,17 @@ START_TEST(mutated_values)
   struct mf_recipe r = fixture_recipe();
   memcpy((char *)&r + mutations[_i].offset, &mutations[_i].value, mutations[_i].size);
   ck_assert_msg(recipe_validate(&r, sizeof(r)) == mutations[_i].status, "%s: %s", mutations[_i].what, mf_status_name(recipe_validate(&r, sizeof(r))));
+}
+END_TEST
+
+/* What came with version 2 is not of version 1. */
+START_TEST(sources_have_versions)
+{
+  struct mf_recipe r = fixture_recipe();
+  r.version = 1;
+  ck_assert_int_eq(recipe_validate(&r, sizeof(r)), MF_OK);
+  r.fields[0].source = MF_SRC_IDS;
+  ck_assert_int_eq(recipe_validate(&r, sizeof(r)), MF_ERR_CORRUPT);
 }
 END_TEST
 
@@ -281,7 +293,7 @@ struct bench {
   struct seen seen;
 };
 
-static unsigned char call_memory[3][16384] __attribute__((aligned(256)));
+static unsigned char call_memory[4][16384] __attribute__((aligned(256)));
 
 static void bench_start(struct bench *b, const char *script)
 {
@@ -391,11 +403,92 @@ START_TEST(launch_refuses)
     b.call = good;                                                      \
   }
   BAD_CALLS(TRY)
-#undef TRY
   ck_assert_int_eq(b.seen.count, 0);
   bench_end(&b);
 }
 END_TEST
+
+/* ---- experts that the engine has chosen ---- */
+/* The fixture's kernel with ids for logits and weights for the bias. */
+static void bench_given(struct bench *b)
+{
+  bench_start(b, "");
+  b->problem.score = MF_SCORE_GIVEN;
+  b->problem.top_k = 4;
+  b->recipe.fields[1].source = MF_SRC_IDS;
+  b->recipe.fields[2].source = MF_SRC_WEIGHTS;
+  b->recipe.fields[9].source = MF_SRC_IDS_STRIDE;
+  b->recipe.fields[10].source = MF_SRC_WEIGHTS_STRIDE;
+  ck_assert_int_eq(recipe_validate(&b->recipe, sizeof(b->recipe)), MF_OK);
+  ck_assert_int_eq(recipe_bind(&api, &b->recipe, &b->problem, &b->weights, &b->block), MF_OK);
+  b->call.logits = NULL;
+  b->call.ids = (const int32_t *)(const void *)(call_memory[3] + 4);
+  b->call.weights = (const float *)(const void *)(call_memory[3] + 1024);
+}
+
+START_TEST(given_experts_are_passed)
+{
+  struct bench b;
+  bench_given(&b);
+  ck_assert_int_eq(bench_launch(&b, NULL), MF_OK);
+  ck_assert_uint_eq(b.seen.params.logits, (uintptr_t)b.call.ids);
+  ck_assert_uint_eq(b.seen.params.bias, (uintptr_t)b.call.weights);
+  ck_assert_int_eq(b.seen.params.logits_stride, 4);
+  ck_assert_int_eq(b.seen.params.out_stride, 8); /* twice, as the field says */
+  b.call.ids_stride = 7;
+  b.call.weights_stride = 5;
+  ck_assert_int_eq(bench_launch(&b, NULL), MF_OK);
+  ck_assert_int_eq(b.seen.params.logits_stride, 7);
+  ck_assert_int_eq(b.seen.params.out_stride, 10);
+  bench_end(&b);
+}
+END_TEST
+
+#define BAD_GIVEN(X)                                                                                                        \
+  X(c->ids = NULL, MF_ERR_USAGE) X(c->weights = NULL, MF_ERR_USAGE) X(c->ids_stride = 3, MF_ERR_USAGE)                        \
+  X(c->weights_stride = -4, MF_ERR_USAGE) X(c->ids_stride = (int64_t)1 << 31, MF_MISS_LAYOUT)                                 \
+  X(c->weights_stride = (int64_t)1 << 31, MF_MISS_LAYOUT)                                                                    \
+  X(c->ids = (const int32_t *)((uintptr_t)c->ids + 2), MF_MISS_LAYOUT)                                                       \
+  X(c->weights = (const float *)((uintptr_t)c->weights + 1), MF_MISS_LAYOUT)
+
+START_TEST(gates_of_shared_experts)
+{
+  struct bench b;
+  bench_start(&b, "");
+  b.problem.shared_experts = 2 + MF_SHARED_GATED;
+  b.recipe.fields[2].source = MF_SRC_SHARED_GATE;
+  b.recipe.fields[10].source = MF_SRC_SHARED_GATE_STRIDE;
+  ck_assert_int_eq(recipe_validate(&b.recipe, sizeof(b.recipe)), MF_OK);
+  ck_assert_int_eq(recipe_bind(&api, &b.recipe, &b.problem, &b.weights, &b.block), MF_OK);
+  ck_assert_int_eq(bench_launch(&b, NULL), MF_ERR_USAGE); /* no gates */
+  b.call.shared_gate = call_memory[3] + 2;
+  b.call.shared_gate_stride = 1;
+  ck_assert_int_eq(bench_launch(&b, NULL), MF_ERR_USAGE);
+  b.call.shared_gate_stride = 0;
+  b.call.shared_gate = call_memory[3] + 1;
+  ck_assert_int_eq(bench_launch(&b, NULL), MF_MISS_LAYOUT);
+  b.call.shared_gate = call_memory[3] + 2;
+  b.problem.logits_dtype = MF_DTYPE_F32;
+  ck_assert_int_eq(bench_launch(&b, NULL), MF_MISS_LAYOUT);
+  b.problem.logits_dtype = MF_DTYPE_BF16;
+  ck_assert_int_eq(b.seen.count, 0);
+  ck_assert_int_eq(bench_launch(&b, NULL), MF_OK);
+  ck_assert_uint_eq(b.seen.params.bias, (uintptr_t)b.call.shared_gate);
+  ck_assert_int_eq(b.seen.params.out_stride, 4); /* twice, as the field says */
+  bench_end(&b);
+}
+END_TEST
+
+START_TEST(launch_refuses_given_experts)
+{
+  struct bench b;
+  bench_given(&b);
+  BAD_GIVEN(TRY)
+  ck_assert_int_eq(b.seen.count, 0);
+  bench_end(&b);
+}
+END_TEST
+#undef TRY
 
 START_TEST(one_row_needs_no_stride)
 {
@@ -524,6 +617,7 @@ int main(void)
   int failed;
   tcase_add_test(validate, fixture_is_valid);
   tcase_add_loop_test(validate, mutated_values, 0, (int)(sizeof(mutations) / sizeof(mutations[0])));
+  tcase_add_test(validate, sources_have_versions);
   tcase_add_test(validate, unterminated_name);
   tcase_add_test(validate, wrong_length);
   tcase_add_test(driver, random_recipes_are_safe);
@@ -534,6 +628,9 @@ int main(void)
   tcase_add_test(driver, launch_patches_a_copy);
   tcase_add_test(driver, launch_attributes_follow_flags);
   tcase_add_test(driver, launch_refuses);
+  tcase_add_test(driver, given_experts_are_passed);
+  tcase_add_test(driver, gates_of_shared_experts);
+  tcase_add_test(driver, launch_refuses_given_experts);
   tcase_add_test(driver, one_row_needs_no_stride);
   tcase_add_test(driver, no_tokens_launch_nothing);
   tcase_add_test(driver, launch_failures);

@@ -103,6 +103,71 @@ START_TEST(ties_go_to_the_lowest_expert)
 }
 END_TEST
 
+/* Ids of 4 and their weights, of one token. */
+static void route_given(struct mf_problem *p, const int32_t ids[4], const float weights[4], float scaling, struct routing_result *r)
+{
+  uint32_t block[8];
+  memcpy(block, ids, 16);
+  memcpy(block + 4, weights, 16);
+  p->score = MF_SCORE_GIVEN;
+  p->renormalize = 0;
+  reference_route(p, 1, block, NULL, scaling, r);
+}
+
+START_TEST(given_experts)
+{
+  struct mf_problem p = small_problem();
+  static struct routing_result r;
+  route_given(&p, (const int32_t[4]){5, 0, 15, 7}, (const float[4]){0.5f, -0.25f, 3, 0}, 2, &r);
+  EXPECT_IDS(&r, 5, 0, 15, 7);
+  expect_weight(&r, 0, 1);
+  expect_weight(&r, 1, -0.5);
+  expect_weight(&r, 2, 6);
+  ck_assert_int_eq(r.active, 4);
+  /* named again; none, which weighs nothing */
+  route_given(&p, (const int32_t[4]){-1, 9, 3, 9}, (const float[4]){8, 0.5f, 1, 0.125f}, 1, &r);
+  EXPECT_IDS(&r, 9, 3, -1, -1);
+  expect_weight(&r, 0, 0.625);
+  expect_weight(&r, 1, 1);
+  expect_weight(&r, 2, 0);
+  ck_assert_int_eq(r.active, 2);
+  /* not there; a zero expert */
+  p.zero_experts = 2;
+  route_given(&p, (const int32_t[4]){18, 17, -2, 2}, (const float[4]){1, 1, 1, 1}, 1, &r);
+  EXPECT_IDS(&r, -1, 2, -1, -1);
+  expect_weight(&r, 0, 0);
+  expect_weight(&r, 1, 1);
+}
+END_TEST
+
+/* Behind the picks, with numbers behind the zero experts'; the scaling is not theirs. */
+START_TEST(shared_experts)
+{
+  struct mf_problem p = small_problem();
+  static struct routing_result r;
+  float block[2 * 20 + 2] = {0}; /* logits of two tokens with two zero experts each, to a multiple of 16 bytes: gates */
+  p.zero_experts = 2;
+  p.expert_begin = p.expert_count = 8;
+  p.logits_dtype = MF_DTYPE_F32;
+  memcpy(block, some_logits, sizeof(some_logits));
+  memcpy(block + 18, some_logits, sizeof(some_logits));
+  block[16] = block[17] = block[34] = block[35] = -9;
+  p.shared_experts = 1;
+  reference_route(&p, 2, block, NULL, 2, &r);
+  ck_assert_int_eq(r.top_k, 5);
+  EXPECT_IDS(&r, 2, 7, 3, 15, 18, 2, 7, 3, 15, 18);
+  expect_weight(&r, 4, 1);
+  ck_assert_int_eq(r.active, 2); /* 15 and the shared one */
+  p.shared_experts = 1 + MF_SHARED_GATED;
+  block[36] = 1.5f;
+  block[37] = NAN;
+  reference_route(&p, 2, block, NULL, 2, &r);
+  EXPECT_IDS(&r, 2, 7, 3, 15, 18, 2, 7, 3, 15, 18);
+  expect_weight(&r, 4, 1 / (1 + exp(-1.5)));
+  expect_weight(&r, 9, 0); /* a NaN selects nothing */
+}
+END_TEST
+
 START_TEST(nan_is_never_selected)
 {
   static struct routing_result r;
@@ -357,7 +422,7 @@ END_TEST
 
 static void compare_with_model(const char *name, const struct mf_problem *p, const struct test_case *tc, float scaling)
 {
-  const size_t h = (size_t)(tc->tokens * p->top_k * p->intermediate), y = (size_t)(tc->tokens * p->hidden);
+  const size_t h = (size_t)(tc->tokens * problem_ranks(p) * p->intermediate), y = (size_t)(tc->tokens * p->hidden);
   struct reference_result ref;
   struct error err = {0};
   struct model m;
@@ -380,14 +445,15 @@ START_TEST(projections_agree_with_the_second_implementation)
 {
   static const struct {
     const char *name;
-    int hidden, n, offset, begin, count, act, on_input;
+    int hidden, n, offset, begin, count, act, on_input, shared;
     float limit, alpha;
   } shapes[] = {
-    {"plain", 256, 128, 0, 0, 16, 0, 0, 0, 0},          {"straddling rank", 256, 80, 80, 0, 16, 0, 0, 0, 0},
-    {"two blocks", 384, 192, 64, 0, 16, 0, 0, 0, 0},    {"narrow", 128, 16, 0, 0, 16, 0, 0, 0, 0},
-    {"ue8m0", 256, 128, 0, 0, 16, 1, 0, 0, 0},          {"clamped", 256, 128, 0, 0, 16, 0, 0, 0.5f, 1.702f},
-    {"on input", 256, 128, 0, 0, 16, 0, 1, 0, 0},       {"experts 4..9", 256, 128, 0, 4, 6, 0, 0, 0, 0},
-    {"odd sizes", 264, 44, 100, 0, 16, 0, 0, 0, 0},
+    {"plain", 256, 128, 0, 0, 16, 0, 0, 0, 0, 0},          {"straddling rank", 256, 80, 80, 0, 16, 0, 0, 0, 0, 0},
+    {"two blocks", 384, 192, 64, 0, 16, 0, 0, 0, 0, 0},    {"narrow", 128, 16, 0, 0, 16, 0, 0, 0, 0, 0},
+    {"ue8m0", 256, 128, 0, 0, 16, 1, 0, 0, 0, 0},          {"clamped", 256, 128, 0, 0, 16, 0, 0, 0, 0.5f, 1.702f},
+    {"on input", 256, 128, 0, 0, 16, 0, 1, 0, 0, 0},       {"experts 4..9", 256, 128, 0, 4, 6, 0, 0, 0, 0, 0},
+    {"odd sizes", 264, 44, 100, 0, 16, 0, 0, 0, 0, 0},     {"two shared experts", 256, 48, 0, 0, 16, 0, 0, 2, 0, 0},
+    {"a gated one beside experts 8..15, on input", 256, 64, 64, 8, 8, 0, 1, 1 + MF_SHARED_GATED, 0, 0},
   };
   for(size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
     for(int data = 0; data < CASE_DATA_KINDS; data++) {
@@ -400,6 +466,7 @@ START_TEST(projections_agree_with_the_second_implementation)
       p.expert_count = shapes[i].count;
       p.act_scale = shapes[i].act;
       p.weight_on_input = shapes[i].on_input;
+      p.shared_experts = shapes[i].shared;
       p.swiglu_limit = shapes[i].limit;
       p.swiglu_alpha = shapes[i].alpha;
       compare_with_model(shapes[i].name, &p, &tc, 2.5f);
@@ -524,7 +591,7 @@ START_TEST(errors_name_the_field)
     const char *word;
   } wrong[] = {
     {0, 4, 0, 0, MF_ERR_USAGE, "tokens"},         {MAX_TOKENS + 1, 4, 0, 0, MF_ERR_USAGE, "tokens"}, {1, 0, 0, 0, MF_ERR_USAGE, "top_k"},
-    {1, MAX_TOP_K + 1, 0, 0, MF_ERR_USAGE, "top_k"}, {1, 4, 1, 0, MF_ERR_UNSUPPORTED, "shared_experts"}, {1, 4, 0, 128, MF_ERR_USAGE, "offset"}};
+    {1, MAX_TOP_K + 1, 0, 0, MF_ERR_USAGE, "top_k"}, {1, MAX_TOP_K, 1, 0, MF_ERR_USAGE, "shared experts"}, {1, 4, 0, 128, MF_ERR_USAGE, "offset"}};
   for(size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
     struct mf_problem p = small_problem();
     const struct test_case tc = {.tokens = wrong[i].tokens, .routing = ROUTING_UNIFORM, .seed = 1};
@@ -547,6 +614,8 @@ static void add_all(TCase *tc)
   tcase_add_test(tc, softmax_renormalised);
   tcase_add_test(tc, softmax_over_all_experts);
   tcase_add_test(tc, topk_softmax_normalises_over_the_chosen);
+  tcase_add_test(tc, given_experts);
+  tcase_add_test(tc, shared_experts);
   tcase_add_test(tc, ties_go_to_the_lowest_expert);
   tcase_add_test(tc, nan_is_never_selected);
   tcase_add_test(tc, nan_bias_deselects);

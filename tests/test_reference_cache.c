@@ -262,8 +262,9 @@ START_TEST(what_fails_is_said)
   tc.tokens = 0;
   ck_assert_int_eq(reference_cached(dir, &problem, 1, 0, &tc, &r, &err), MF_ERR_USAGE);
   p = problem;
+  p.top_k = MAX_TOP_K;
   p.shared_experts = 1;
-  ck_assert_int_eq(reference_cached(dir, &p, 1, 0, &one_case, &r, &err), MF_ERR_UNSUPPORTED);
+  ck_assert_int_eq(reference_cached(dir, &p, 1, 0, &one_case, &r, &err), MF_ERR_USAGE);
 }
 END_TEST
 

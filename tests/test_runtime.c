@@ -7,6 +7,8 @@
 #include <check.h>
 #include <pthread.h>
 #include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
 
 static struct mf_package *open_set(struct package_set *set)
 {
@@ -340,6 +342,28 @@ START_TEST(longer_structs)
 }
 END_TEST
 
+/* The struct of a caller that knows no ids yet: nothing behind it is read. */
+START_TEST(shorter_structs)
+{
+  struct mf_call call;
+  unsigned char *old;
+  struct bench b;
+  bench_start(&b, "");
+  call = bench_call(&b, 1);
+  call.struct_size = offsetof(struct mf_call, ids);
+  old = malloc(call.struct_size); /* a sanitizer sees what is read behind it */
+  ck_assert_ptr_nonnull(old);
+  memcpy(old, &call, call.struct_size);
+  ck_assert_int_eq(mf_moe_forward(b.layer, (const struct mf_call *)(const void *)old, NULL), MF_OK);
+  ck_assert_int_eq(b.seen.count, 1);
+  call.struct_size -= 8;
+  memcpy(old, &call, call.struct_size);
+  ck_assert_int_eq(mf_moe_forward(b.layer, (const struct mf_call *)(const void *)old, NULL), MF_ERR_USAGE);
+  free(old);
+  bench_end(&b);
+}
+END_TEST
+
 /* The fake driver refuses allocation and synchronisation while a stream captures. */
 START_TEST(forward_in_a_graph)
 {
@@ -493,6 +517,7 @@ int main(void)
   tcase_add_test(calls, workspace_init_covers_all_parts);
   tcase_add_test(calls, forward_refuses);
   tcase_add_test(calls, longer_structs);
+  tcase_add_test(calls, shorter_structs);
   tcase_add_test(calls, forward_in_a_graph);
   tcase_add_test(calls, forward_failures);
   tcase_add_test(calls, bind_refuses);

@@ -77,7 +77,7 @@ START_TEST(writes_what_it_reads)
   spec.problem.logits_dtype = MF_DTYPE_F32;
   spec.problem.swiglu_alpha = 1.702f;
   spec.problem.swiglu_limit = 0.1f;
-  spec.problem.shared_experts = 1;
+  spec.problem.shared_experts = 2 + MF_SHARED_GATED;
   spec.problem.weight_on_input = 1;
   spec.routed_scaling = 2.827;
   strcpy(spec.source, "a \"quoted\" back\\slash, 'single': # no comment, é");
@@ -178,7 +178,7 @@ static const struct bad_problem {
     {FIELD(expert_count), 0, "expert_count: "},
     {FIELD(expert_count), 100, "expert_count: expected a divisor of 256, the number of experts, got 100 (nearest legal value 128)"},
     {FIELD(zero_experts), 800, "zero_experts: "},
-    {FIELD(score), 4, "score: "},
+    {FIELD(score), 5, "score: "},
     {FIELD(select_bias), 2, "select_bias: "},
     {FIELD(groups), 0, "groups: "},
     {FIELD(groups), 3, "groups: expected a divisor of 256"},
@@ -189,6 +189,9 @@ static const struct bad_problem {
     {FIELD(logits_dtype), 2, "logits_dtype: "},
     {FIELD(act_scale), 2, "act_scale: "},
     {FIELD(shared_experts), 9, "shared_experts: "},
+    {FIELD(shared_experts), -1, "shared_experts: "},
+    {FIELD(shared_experts), 9 + MF_SHARED_GATED, "shared_experts: expected an integer from 0 to 8, got 9 (nearest legal value 8)"},
+    {FIELD(shared_experts), MF_SHARED_GATED, "shared_gate: expected false without shared experts, got true"},
     {FIELD(swiglu_limit), 0x7fc00000, "swiglu_limit: expected a number from 0 to 1e+06, got nan"},
     {FIELD(swiglu_limit), (int32_t)0xbf800000u, "swiglu_limit: "},
     {FIELD(swiglu_alpha), 0x7f800000, "swiglu_alpha: expected a number from 0 to 100, got inf"},
@@ -206,6 +209,30 @@ START_TEST(validates_problems)
   ck_assert_int_eq(problem_validate(&spec.problem, &err), MF_ERR_SPEC);
   ck_assert_msg(strncmp(err.text, c->message, strlen(c->message)) == 0, "%s", err.text);
   ck_assert_int_eq(problem_validate(&spec.problem, NULL), MF_ERR_SPEC);
+}
+END_TEST
+
+/* Routing by the engine leaves nothing to a policy. */
+START_TEST(given_experts_have_no_policy)
+{
+  struct error err = {.status = MF_OK};
+  struct model_spec spec;
+  struct mf_problem p;
+  make_spec(&spec);
+  spec.problem.score = MF_SCORE_GIVEN;
+  ck_assert_int_eq(problem_validate(&spec.problem, &err), MF_OK);
+  p = spec.problem;
+  p.renormalize = 1;
+  ck_assert_int_eq(problem_validate(&p, &err), MF_ERR_SPEC);
+  ck_assert_str_eq(err.text, "renormalize: expected false beside score given (weights are used as the engine passes them), got true");
+  p = spec.problem;
+  p.select_bias = 1;
+  ck_assert_int_eq(problem_validate(&p, &err), MF_ERR_SPEC);
+  ck_assert_str_eq(err.text, "select_bias: expected no bias beside score given (the engine has routed), got one");
+  p = spec.problem;
+  p.groups = p.groups_kept = 8;
+  ck_assert_int_eq(problem_validate(&p, &err), MF_ERR_SPEC);
+  ck_assert_str_eq(err.text, "groups: expected 1 beside score given (the engine has routed), got 8");
 }
 END_TEST
 
@@ -351,6 +378,7 @@ static Suite *spec_write_suite(void)
   tcase_add_test(tc, problem_key_is_the_content);
   tcase_add_test(tc, problem_init_is_neutral);
   tcase_add_loop_test(tc, validates_problems, 0, (int)(sizeof(bad_problems) / sizeof(bad_problems[0])));
+  tcase_add_test(tc, given_experts_have_no_policy);
   tcase_add_loop_test(tc, shipped_shapes_are_right, 0, (int)(sizeof(shipped) / sizeof(shipped[0])));
   tcase_add_test(tc, every_file_in_specs_is_sound);
   tcase_add_test(tc, documentation_has_the_schema);

@@ -7,6 +7,7 @@
  *
  * The kernel's h rows may be in any order within a token: its ids say which is which, and judge.row maps canonical positions to them. */
 #include "check.h"
+#include "spec.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -27,7 +28,8 @@
 #define ROW_GROUP_FLOOR 0.5
 /* Error against the unquantised operator, relative to the faithful reference's own. Legal differences of h re-draw some roundings to e4m3, and now
  * and then (the largest of 128 values moves by a step) a whole group's. That shifts a token's error either way, the more the fewer values are
- * rounded: END_SLACK of the token's norm at top_k * N <= END_SLACK_VALUES, falling with the root beyond. */
+ * rounded: END_SLACK of the token's norm at top_k * N <= END_SLACK_VALUES, falling with the root beyond. Shared experts outweigh the others several
+ * times (1 against 1 / top_k each), so beside them theirs are the values that count. */
 #define LIMIT_END 1.05
 #define END_SLACK 2e-2
 #define END_SLACK_VALUES 512.0
@@ -90,7 +92,7 @@ struct judge {
   const struct test_case *tc;
   const struct reference_result *ref;
   const struct device_output *out;
-  int top_k, n, hidden;
+  int top_k, n, hidden;            /* top_k: with shared experts */
   int row[MAX_TOKENS * MAX_TOP_K]; /* canonical (token, rank) -> row of the kernel's h, -1 where there is none or no expert of this rank */
   uint16_t *h;                     /* the kernel's h in canonical order */
   float *y_given_h;
@@ -152,6 +154,11 @@ static bool is_finite_bf16(uint16_t bits)
   return (bits & 0x7F80) != 0x7F80;
 }
 
+static bool is_local(const struct judge *j, int id)
+{
+  return problem_local_expert(j->problem, id) >= 0;
+}
+
 /* y, and h of the kernel's own experts. */
 static double measure_finite(struct judge *j)
 {
@@ -161,8 +168,7 @@ static double measure_finite(struct judge *j)
       if(!is_finite_bf16(j->out->y[(size_t)t * (size_t)j->hidden + (size_t)r]) && bad++ == 0.0)
         snprintf(j->where, sizeof(j->where), "token %d output row %d", t, r);
   for(int i = 0; i < j->tc->tokens * j->top_k; i++) {
-    const int local = j->out->ids[i] - j->problem->expert_begin;
-    if(j->out->ids[i] < 0 || local < 0 || local >= j->problem->expert_count)
+    if(!is_local(j, j->out->ids[i]))
       continue;
     for(int f = 0; f < j->n; f++)
       if(!is_finite_bf16(j->out->h[(size_t)i * (size_t)j->n + (size_t)f]) && bad++ == 0.0)
@@ -214,11 +220,6 @@ static double measure_weight(struct judge *j)
     }
   }
   return worst;
-}
-
-static bool is_local(const struct judge *j, int id)
-{
-  return id >= j->problem->expert_begin && id < j->problem->expert_begin + j->problem->expert_count;
 }
 
 static double measure_h(struct judge *j)
@@ -285,7 +286,8 @@ static double measure_y_given_h(struct judge *j)
 
 static double measure_end(struct judge *j)
 {
-  const double values = (double)j->top_k * j->n;
+  const int shared = problem_shared(j->problem), dominant = shared > 0 ? shared : j->top_k;
+  const double values = (double)dominant * j->n;
   const double slack = END_SLACK * (values > END_SLACK_VALUES ? sqrt(END_SLACK_VALUES / values) : 1.0);
   double worst = 0.0;
   for(int t = 0; t < j->tc->tokens; t++) {
@@ -340,7 +342,7 @@ void check_begin(struct check_result *result)
 enum mf_status check_judge(const struct mf_problem *problem, uint64_t layer_seed, const struct test_case *tc, const struct reference_result *ref,
                            const struct device_output *out, struct check_result *result, struct error *err)
 {
-  struct judge j = {.problem = problem, .layer_seed = layer_seed, .tc = tc, .ref = ref, .out = out, .top_k = problem->top_k,
+  struct judge j = {.problem = problem, .layer_seed = layer_seed, .tc = tc, .ref = ref, .out = out, .top_k = problem_ranks(problem),
                     .n = problem->intermediate, .hidden = problem->hidden, .err = err, .rc = MF_OK};
   for(int i = 0; i < GATES; i++) {
     const enum gate gate = gate_order[i].gate;

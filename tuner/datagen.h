@@ -14,7 +14,7 @@
 #define DATA_MAX_LOGITS 2048 /* columns of the router logits */
 
 /* Streams of the generator. */
-enum data_stream { DATA_W13 = 1, DATA_W2, DATA_S13, DATA_S2, DATA_X, DATA_LOGITS, DATA_BIAS, DATA_PICK };
+enum data_stream { DATA_W13 = 1, DATA_W2, DATA_S13, DATA_S2, DATA_X, DATA_LOGITS, DATA_BIAS, DATA_PICK, DATA_GATE };
 
 /* The 64-bit hash that everything is made of. */
 uint64_t data_hash(uint64_t seed, uint32_t stream, uint64_t index);
@@ -28,8 +28,15 @@ float data_scale_base(const struct mf_problem *problem, enum data_stream stream)
 void data_bias(uint64_t layer_seed, int columns, float *out);
 /* x: bf16 bits [tokens][hidden] for a case. */
 void data_x(const struct mf_problem *problem, const struct test_case *tc, uint16_t *out);
-/* Router logits: bf16 bits (or f32 if problem says so) [tokens][experts + zero_experts]. */
+/* What the engine passes for routing, data_logits_bytes() of it. Router logits: bf16 bits (or f32 if problem says so) [tokens][experts + zero_experts].
+ * With score given: i32 ids [tokens][top_k], then their f32 weights [tokens][top_k]. Gates of shared experts, if there are any, at the next multiple
+ * of 16: [tokens][shared experts], of the logits' type. */
 void data_logits(const struct mf_problem *problem, const struct test_case *tc, void *out);
+size_t data_logits_bytes(const struct mf_problem *problem, int tokens);
+/* Gate 'index' (token * shared experts + shared expert) of these bytes. */
+float data_gate_at(const struct mf_problem *problem, const void *logits, int tokens, int index);
+/* Fills in where a call of call->tokens finds them, if they lie at 'address' on the device. */
+void data_logits_call(const struct mf_problem *problem, uint64_t address, struct mf_call *call);
 /* Seed of the weights of layer 'layer'. */
 uint64_t data_layer_seed(uint32_t layer);
 /* Seed of everything else in a case: all its fields count. */

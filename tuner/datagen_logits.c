@@ -14,9 +14,15 @@
  * tokens are disjoint as long as each window holds top_k x its tokens.
  *
  * CASE_NEG_INF, on top of any kind: about a quarter of a token's logits is -inf, top_k stay finite; but token seed % tokens has only top_k - 1
- * finite ones, and of three or more tokens the one behind it has none. */
+ * finite ones, and of three or more tokens the one behind it has none.
+ *
+ * Gates of shared experts are normal, standard deviation 2; CASE_NEG_INF has -inf for the token that has too few finite logits.
+ *
+ * Score given: ids and weights are those of a softmax router on these logits, renormalised, in a row that begins anywhere in their order. ties names
+ * experts twice, CASE_NEG_INF has -1 (beside a weight that must not count) instead of what would weigh 0. */
 #include "datagen.h"
 #include "reference.h"
+#include "spec.h"
 #include "tools/datagen_core.h"
 
 #include <assert.h>
@@ -201,25 +207,113 @@ static void make_row(struct logit_source *src, const struct test_case *tc, int t
     mask_row(src, tc, token, row);
 }
 
-static void store_row(const struct mf_problem *problem, const float *row, int columns, void *out)
+/* What an engine's own router makes of the logits. */
+static void choose_row(const struct logit_source *src, const struct test_case *tc, const float *row, int t, int32_t *ids, float *weights)
 {
-  if(problem->logits_dtype == MF_DTYPE_F32)
-    memcpy(out, row, (size_t)columns * sizeof(row[0]));
+  struct mf_problem softmax = *src->problem;
+  struct routing_result routing;
+  const int k = softmax.top_k, first = (int)(mf_data_hash(src->key, ~(uint64_t)t) % (uint64_t)k);
+  softmax.score = MF_SCORE_SOFTMAX;
+  softmax.renormalize = 1;
+  softmax.logits_dtype = MF_DTYPE_F32;
+  softmax.shared_experts = 0;
+  reference_route(&softmax, 1, row, NULL, 1.0f, &routing);
+  for(int j = 0; j < k; j++) {
+    const int from = (first + j) % k;
+    const bool none = routing.ids[from] < 0 || (tc->data == CASE_NEG_INF && routing.weights[from] == 0.0f);
+    ids[j] = none ? -1 : routing.ids[from];
+    weights[j] = none ? 0.75f : routing.weights[from];
+    if(tc->routing == ROUTING_TIES && j % 3 == 2)
+      ids[j] = ids[j - 2];
+  }
+}
+
+/* Token 't' of what data_logits() makes of 'tokens'. */
+static void store_row(const struct logit_source *src, const struct test_case *tc, const float *row, int tokens, int t, void *out)
+{
+  const struct mf_problem *p = src->problem;
+  const size_t columns = (size_t)src->columns, k = (size_t)p->top_k, at = (size_t)t;
+  if(p->score == MF_SCORE_GIVEN)
+    choose_row(src, tc, row, t, (int32_t *)out + at * k, (float *)out + ((size_t)tokens + at) * k);
+  else if(p->logits_dtype == MF_DTYPE_F32)
+    memcpy((float *)out + at * columns, row, columns * sizeof(row[0]));
   else
-    for(int c = 0; c < columns; c++)
-      ((uint16_t *)out)[c] = bf16_from_float(row[c]);
+    for(size_t c = 0; c < columns; c++)
+      ((uint16_t *)out)[at * columns + c] = bf16_from_float(row[c]);
+}
+
+/* Bytes of all but the gates. */
+static size_t choice_bytes(const struct mf_problem *problem, int tokens)
+{
+  const size_t columns = (size_t)problem->experts + (size_t)problem->zero_experts, k = (size_t)problem->top_k;
+  if(problem->score == MF_SCORE_GIVEN)
+    return (size_t)tokens * k * (sizeof(int32_t) + sizeof(float));
+  return (size_t)tokens * columns * (problem->logits_dtype == MF_DTYPE_F32 ? sizeof(float) : sizeof(uint16_t));
+}
+
+static size_t gate_bytes(const struct mf_problem *problem)
+{
+  return problem->logits_dtype == MF_DTYPE_F32 ? sizeof(float) : sizeof(uint16_t);
+}
+
+static size_t gate_offset(const struct mf_problem *problem, int tokens)
+{
+  return (choice_bytes(problem, tokens) + 15) / 16 * 16;
+}
+
+size_t data_logits_bytes(const struct mf_problem *problem, int tokens)
+{
+  if(!problem_shared_gated(problem))
+    return choice_bytes(problem, tokens);
+  return gate_offset(problem, tokens) + (size_t)tokens * (size_t)problem_shared(problem) * gate_bytes(problem);
+}
+
+float data_gate_at(const struct mf_problem *problem, const void *logits, int tokens, int index)
+{
+  const unsigned char *at = (const unsigned char *)logits + gate_offset(problem, tokens) + (size_t)index * gate_bytes(problem);
+  return problem->logits_dtype == MF_DTYPE_F32 ? *(const float *)(const void *)at : bf16_to_float(*(const uint16_t *)(const void *)at);
+}
+
+/* The gates of one token, at the end of what data_logits() makes. */
+static void store_gates(const struct logit_source *src, const struct test_case *tc, int tokens, int t, void *out)
+{
+  const struct mf_problem *p = src->problem;
+  const int shared = problem_shared(p);
+  const uint64_t key = mf_data_key(data_case_seed(tc), DATA_GATE);
+  unsigned char *at = (unsigned char *)out + gate_offset(p, tokens) + (size_t)t * (size_t)shared * gate_bytes(p);
+  for(int s = 0; s < shared; s++, at += gate_bytes(p)) {
+    const double normal = mf_data_normal4(mf_data_hash(key, (uint64_t)t * (uint64_t)shared + (uint64_t)s)) * (2.0 / 75674.0);
+    const float value = tc->data == CASE_NEG_INF && t == (int)(tc->seed % (uint32_t)tc->tokens) ? -INFINITY : (float)normal;
+    const uint16_t bits = bf16_from_float(value);
+    if(p->logits_dtype == MF_DTYPE_F32)
+      memcpy(at, &value, sizeof(value));
+    else
+      memcpy(at, &bits, sizeof(bits));
+  }
+}
+
+void data_logits_call(const struct mf_problem *problem, uint64_t address, struct mf_call *call)
+{
+  if(problem->score == MF_SCORE_GIVEN) {
+    call->ids = (const int32_t *)(uintptr_t)address;
+    call->weights = (const float *)(uintptr_t)address + (size_t)call->tokens * (size_t)problem->top_k;
+  } else {
+    call->logits = (const void *)(uintptr_t)address;
+  }
+  if(problem_shared_gated(problem))
+    call->shared_gate = (const void *)(uintptr_t)(address + gate_offset(problem, call->tokens));
 }
 
 void data_logits(const struct mf_problem *problem, const struct test_case *tc, void *out)
 {
   struct logit_source src;
   float row[DATA_MAX_LOGITS];
-  unsigned char *next = out;
   open_source(&src, problem, tc);
   for(int t = 0; t < tc->tokens; t++) {
     make_row(&src, tc, t, row);
-    store_row(problem, row, src.columns, next);
-    next += (size_t)src.columns * (problem->logits_dtype == MF_DTYPE_F32 ? sizeof(float) : sizeof(uint16_t));
+    store_row(&src, tc, row, tc->tokens, t, out);
+    if(problem_shared_gated(problem))
+      store_gates(&src, tc, tc->tokens, t, out);
   }
 }
 
@@ -237,7 +331,7 @@ static int drawn_active(const struct mf_problem *problem, const struct test_case
   open_source(&src, problem, tc);
   for(int t = 0; t < tc->tokens; t++) {
     make_row(&src, tc, t, row);
-    store_row(problem, row, src.columns, stored);
+    store_row(&src, tc, row, 1, 0, stored);
     reference_route(problem, 1, stored, bias, 1.0f, &routing);
     for(int j = 0; j < routing.top_k; j++) {
       const int local = routing.ids[j] - problem->expert_begin;
@@ -277,7 +371,8 @@ static double dispersed_active(const struct mf_problem *problem, int tokens)
   return sum;
 }
 
-double data_expected_active(const struct mf_problem *problem, int tokens, enum routing_kind routing)
+/* Without shared experts. */
+static double routed_active(const struct mf_problem *problem, int tokens, enum routing_kind routing)
 {
   const double share = (double)problem->expert_count / problem->experts;
   const double hit = (double)problem->top_k / (problem->experts + problem->zero_experts);
@@ -287,4 +382,11 @@ double data_expected_active(const struct mf_problem *problem, int tokens, enum r
     case ROUTING_DISPERSED: return dispersed_active(problem, tokens) * share;
     default: return tokens > 0 ? simulated_active(problem, tokens, routing) : 0.0;
   }
+}
+
+double data_expected_active(const struct mf_problem *problem, int tokens, enum routing_kind routing)
+{
+  struct mf_problem routed = *problem;
+  routed.shared_experts = 0;
+  return routed_active(&routed, tokens, routing) + problem_shared(problem);
 }

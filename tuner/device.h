@@ -104,7 +104,7 @@ int device_graph_launches(int launches, int layers);
 struct test_case device_profile_case(int tokens, enum routing_kind routing, uint32_t seed, int launch);
 
 struct routing_result;
-/* The distinct experts of this rank that 'routing' uses, ascending, numbered from 0 in the rank's own tensors. 'ids' has room for expert_count
+/* The distinct experts of this rank that 'routing' uses, ascending, numbered from 0 in the rank's own tensors. 'ids' has room for problem_stored_experts()
  * entries. Returns their number. */
 int device_active_experts(const struct mf_problem *problem, const struct routing_result *routing, int32_t *ids);
 /* Smallest number of experts that are read between two uses of the same expert of the same layer when the graph (launch i: counts[i] entries of

@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "datagen.h"
+#include "spec.h"
 #include "tools/floor_params.h"
 
 #define MEMORY_RESERVE_BYTES 256e6 /* left for inputs, outputs, workspaces and modules when weights are loaded */
@@ -78,7 +79,7 @@ struct layer_sizes {
 
 static struct layer_sizes layer_sizes_of(const struct mf_problem *p)
 {
-  const size_t experts = (size_t)p->expert_count, matrix = (size_t)p->intermediate * (size_t)p->hidden;
+  const size_t experts = (size_t)problem_stored_experts(p), matrix = (size_t)p->intermediate * (size_t)p->hidden;
   const size_t blocks = blocks128(p->intermediate_offset + p->intermediate) * blocks128(p->hidden);
   const struct layer_sizes sizes = {.w13 = experts * 2 * matrix, .w2 = experts * matrix, .s13 = experts * 2 * blocks, .s2 = experts * blocks,
                                     .bias = p->select_bias ? (size_t)(p->experts + p->zero_experts) : 0};
@@ -183,8 +184,6 @@ static enum mf_status cuda_load_problem(struct device *dev, const struct mf_prob
 {
   enum mf_status rc;
   unload_problem(dev);
-  if(problem->shared_experts != 0)
-    return error_set(err, MF_ERR_UNSUPPORTED, "shared_experts: expected 0, got %d (no weights are generated for fused shared experts)", problem->shared_experts);
   if(layers < 1 || layers > COLD_MAX_LAYERS || tokens_max < 1 || tokens_max > MAX_TOKENS)
     return error_set(err, MF_ERR_USAGE, "load_problem: expected 1..%d layers and 1..%d tokens, got %d and %d", COLD_MAX_LAYERS, MAX_TOKENS, layers, tokens_max);
   rc = check_room(dev, problem, layers, err);
@@ -242,11 +241,6 @@ CUdeviceptr cuda_workspace(const struct device_kernel *kernel)
   return kernel->workspace + GUARD_BYTES;
 }
 
-size_t logits_row_bytes(const struct mf_problem *p)
-{
-  return (size_t)(p->experts + p->zero_experts) * (p->logits_dtype == MF_DTYPE_F32 ? sizeof(float) : sizeof(uint16_t));
-}
-
 enum mf_status cuda_fresh_workspace(struct device *dev, struct device_kernel *kernel, struct error *err)
 {
   const size_t bytes = (size_t)kernel->recipe.workspace_bytes + 2 * (size_t)GUARD_BYTES;
@@ -264,7 +258,7 @@ enum mf_status cuda_fresh_workspace(struct device *dev, struct device_kernel *ke
 /* What the tuner reads from the workspace must lie in it for every case that the kernel takes. */
 static enum mf_status check_recipe(const struct device *dev, const struct mf_recipe *r, struct error *err)
 {
-  const uint64_t rows = (uint64_t)r->tokens_max * (uint64_t)dev->problem.top_k, h_bytes = rows * (uint64_t)dev->problem.intermediate * 2;
+  const uint64_t rows = (uint64_t)r->tokens_max * (uint64_t)problem_ranks(&dev->problem), h_bytes = rows * (uint64_t)dev->problem.intermediate * 2;
   const struct {
     const char *name;
     uint64_t offset, bytes;

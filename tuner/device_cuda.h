@@ -31,7 +31,7 @@ struct device_kernel {
 struct cuda_profile {
   int tokens, launches, count;
   CUdeviceptr inputs;      /* x, logits, out of all launches */
-  CUdeviceptr experts;     /* i32 [launches][expert_count]: active experts, for the floor */
+  CUdeviceptr experts;     /* i32 [launches][problem_stored_experts()]: active experts, for the floor */
   size_t x_bytes, logits_bytes, out_bytes; /* of one launch, 256-byte multiples */
   CUgraphExec floor;
   CUgraphExec *graphs;     /* [count] */
@@ -80,7 +80,6 @@ enum mf_status cuda_wait(struct device *dev, int timeout_ms, const char *what, s
 /* Poisons the kernel's workspace and initialises it as a caller would, in stream order. */
 enum mf_status cuda_fresh_workspace(struct device *dev, struct device_kernel *kernel, struct error *err);
 CUdeviceptr cuda_workspace(const struct device_kernel *kernel);
-size_t logits_row_bytes(const struct mf_problem *problem);
 void cuda_close_profile(struct device *dev);
 
 enum mf_status cuda_run_case(struct device *dev, struct device_kernel *kernel, const struct test_case *tc, int layer, int replays, int timeout_ms,

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "datagen.h"
+#include "spec.h"
 
 #define FRESH_EVERY 8
 #define MAX_REPLAYS 8
@@ -41,7 +42,7 @@ static void lay_out(struct arena *a, const struct mf_problem *p, int tokens, int
   size_t at = 0;
   a->replays = replays;
   a->x_bytes = a->out_bytes = (size_t)tokens * (size_t)p->hidden * sizeof(uint16_t);
-  a->logits_bytes = (size_t)tokens * logits_row_bytes(p);
+  a->logits_bytes = data_logits_bytes(p, tokens);
   a->x = place(&at, a->x_bytes);
   a->logits = place(&at, a->logits_bytes);
   for(int i = 0; i < replays; i++)
@@ -100,7 +101,7 @@ static enum mf_status launch_all(struct device *dev, struct device_kernel *kerne
   call.struct_size = sizeof(call);
   call.tokens = tc->tokens;
   call.x = (const void *)(uintptr_t)(a->device + a->x);
-  call.logits = (const void *)(uintptr_t)(a->device + a->logits);
+  data_logits_call(&dev->problem, a->device + a->logits, &call);
   call.workspace = (void *)(uintptr_t)cuda_workspace(kernel);
   for(int i = 0; i < a->replays; i++) {
     CUresult result = CUDA_SUCCESS;
@@ -174,7 +175,7 @@ static enum mf_status pick_intermediates(const struct device *dev, const struct 
 {
   const struct mf_recipe *r = &kernel->recipe;
   const unsigned char *ws = bytes + GUARD_BYTES;
-  const size_t rows = (size_t)tokens * (size_t)dev->problem.top_k, h_count = rows * (size_t)dev->problem.intermediate;
+  const size_t rows = (size_t)tokens * (size_t)problem_ranks(&dev->problem), h_count = rows * (size_t)dev->problem.intermediate;
   const uint32_t launches = word_at(ws, r->launch_count_offset);
   const unsigned char *h = ws + r->h_offset + ((kernel->launches - 1) & 1) * r->h_buffer_bytes;
   out->h = malloc(h_count * sizeof(*out->h));

@@ -23,6 +23,7 @@
 
 #include "datagen.h"
 #include "reference.h"
+#include "spec.h"
 #include "tools/floor_params.h"
 
 #define TIMED_REPLAYS 2
@@ -35,7 +36,7 @@
 /* Host copies that live only while a profile is opened. */
 struct inputs {
   unsigned char *bytes;  /* all launches: x, logits, out (poison) */
-  int32_t *experts;      /* [launches][expert_count] */
+  int32_t *experts;      /* [launches][problem_stored_experts()] */
   int *counts;           /* [launches] */
   size_t launch_bytes;
 };
@@ -82,7 +83,7 @@ static void make_launch(struct device *dev, struct inputs *in, int launch, const
   data_logits(&dev->problem, tc, logits);
   memset(logits + pf->logits_bytes, POISON, pf->out_bytes);
   reference_route(&dev->problem, tc->tokens, logits, bias, dev->routed_scaling, routing);
-  in->counts[launch] = device_active_experts(&dev->problem, routing, in->experts + (size_t)launch * (size_t)dev->problem.expert_count);
+  in->counts[launch] = device_active_experts(&dev->problem, routing, in->experts + (size_t)launch * (size_t)problem_stored_experts(&dev->problem));
 }
 
 /* The routing needs the layer's bias, which is made here as datagen makes it on the GPU. */
@@ -96,7 +97,7 @@ static enum mf_status make_inputs(struct device *dev, struct inputs *in, enum ro
   double active = 0;
   in->launch_bytes = pf->x_bytes + pf->logits_bytes + pf->out_bytes;
   in->bytes = calloc(launches, in->launch_bytes);
-  in->experts = calloc(launches * (size_t)dev->problem.expert_count, sizeof(*in->experts));
+  in->experts = calloc(launches * (size_t)problem_stored_experts(&dev->problem), sizeof(*in->experts));
   in->counts = calloc(launches, sizeof(*in->counts));
   if(routing == NULL || bias == NULL || in->bytes == NULL || in->experts == NULL || in->counts == NULL) {
     rc = error_set(err, MF_ERR_NOMEM, "no memory for the inputs of %d launches", pf->launches);
@@ -120,7 +121,7 @@ static enum mf_status upload(struct device *dev, const struct inputs *in, struct
 {
   struct cuda_profile *pf = &dev->profile;
   const size_t bytes = (size_t)pf->launches * in->launch_bytes;
-  const size_t expert_bytes = (size_t)pf->launches * (size_t)dev->problem.expert_count * sizeof(int32_t);
+  const size_t expert_bytes = (size_t)pf->launches * (size_t)problem_stored_experts(&dev->problem) * sizeof(int32_t);
   CUresult result = dev->api.p_cuMemAlloc(&pf->inputs, bytes);
   if(result == CUDA_SUCCESS)
     result = dev->api.p_cuMemAlloc(&pf->experts, expert_bytes);
@@ -134,7 +135,8 @@ static enum mf_status upload(struct device *dev, const struct inputs *in, struct
 static enum mf_status check_cold(const struct device *dev, const struct inputs *in, struct error *err)
 {
   const double expert_mb = 3.0 * dev->problem.intermediate * dev->problem.hidden / 1e6, l2_mb = (double)dev->info.l2_bytes / 1e6;
-  const int64_t reuse = device_reuse_experts(in->experts, in->counts, dev->problem.expert_count, dev->profile.launches, dev->nlayers, dev->problem.expert_count);
+  const int stored = problem_stored_experts(&dev->problem);
+  const int64_t reuse = device_reuse_experts(in->experts, in->counts, stored, dev->profile.launches, dev->nlayers, stored);
   if(reuse < 0)
     return error_set(err, MF_ERR_NOMEM, "no memory to check that weights are cold");
   if(reuse == INT64_MAX || (double)reuse * expert_mb >= COLD_L2_RATIO * l2_mb)
@@ -167,7 +169,7 @@ static enum mf_status enqueue_kernel(struct device *dev, const struct device_ker
     CUresult result = CUDA_SUCCESS;
     enum mf_status rc;
     call.x = (const void *)(uintptr_t)at;
-    call.logits = (const void *)(uintptr_t)(at + pf->x_bytes);
+    data_logits_call(&dev->problem, at + pf->x_bytes, &call);
     call.out = (void *)(uintptr_t)(at + pf->x_bytes + pf->logits_bytes);
     rc = recipe_launch(&dev->api, &recipe, kernel->function, &kernel->blocks[i % dev->nlayers], &dev->problem, &call, dev->stream, &result);
     if(rc != MF_OK)
@@ -194,7 +196,7 @@ static enum mf_status enqueue_floor(struct device *dev, const int *counts, struc
                                      .ctas = dev->info.sms};
     void *args[] = {&params};
     CUresult result;
-    params.experts = (const int32_t *)(uintptr_t)(pf->experts + (CUdeviceptr)i * (CUdeviceptr)dev->problem.expert_count * sizeof(int32_t));
+    params.experts = (const int32_t *)(uintptr_t)(pf->experts + (CUdeviceptr)i * (CUdeviceptr)problem_stored_experts(&dev->problem) * sizeof(int32_t));
     result = dev->api.p_cuLaunchKernelEx(&config, dev->floor, args, NULL);
     if(result != CUDA_SUCCESS)
       return cuda_failed(&dev->api, result, err, "launching the floor kernel in a graph");
@@ -297,7 +299,7 @@ static enum mf_status fill_profile(struct device *dev, struct device_kernel *con
   pf->tokens = tokens;
   pf->launches = device_graph_launches(launches, dev->nlayers);
   pf->x_bytes = pf->out_bytes = padded((size_t)tokens * (size_t)dev->problem.hidden * sizeof(uint16_t));
-  pf->logits_bytes = padded((size_t)tokens * logits_row_bytes(&dev->problem));
+  pf->logits_bytes = padded(data_logits_bytes(&dev->problem, tokens));
   pf->graphs = calloc((size_t)count, sizeof(CUgraphExec));
   pf->kernels = calloc((size_t)count, sizeof(struct device_kernel *));
   if(pf->graphs == NULL || pf->kernels == NULL)

@@ -33,7 +33,7 @@ static enum mf_status make_calls(struct device *dev, const struct device_trace *
   const int launches = what->warm + what->launches;
   CUresult result;
   in->x_bytes = in->out_bytes = (size_t)what->tokens * (size_t)dev->problem.hidden * sizeof(uint16_t);
-  in->logits_bytes = (size_t)what->tokens * logits_row_bytes(&dev->problem);
+  in->logits_bytes = data_logits_bytes(&dev->problem, what->tokens);
   in->logits_at = padded(in->x_bytes);
   in->out_at = in->logits_at + padded(in->logits_bytes);
   in->launch_bytes = in->out_at + padded(in->out_bytes);
@@ -65,7 +65,7 @@ static enum mf_status launch_one(struct device *dev, struct device_kernel *kerne
   call.struct_size = sizeof(call);
   call.tokens = what->tokens;
   call.x = (const void *)(uintptr_t)at;
-  call.logits = (const void *)(uintptr_t)(at + in->logits_at);
+  data_logits_call(&dev->problem, at + in->logits_at, &call);
   call.out = (void *)(uintptr_t)(at + in->out_at);
   call.workspace = (void *)(uintptr_t)cuda_workspace(kernel);
   rc = recipe_launch(&dev->api, &kernel->recipe, kernel->function, &kernel->blocks[launch % dev->nlayers], &dev->problem, &call, dev->stream, &result);

@@ -11,6 +11,7 @@
 
 #include "datagen.h"
 #include "sha256.h"
+#include "spec.h"
 
 static void hash_problem(struct sha256 *ctx, const struct judge_run *run, const struct test_case *tc, int layer)
 {
@@ -22,7 +23,7 @@ static void hash_problem(struct sha256 *ctx, const struct judge_run *run, const 
 
 static void verdict_path(const struct judge_run *run, const struct test_case *tc, int layer, const struct device_output *out, char *path, size_t space)
 {
-  const size_t tokens = (size_t)tc->tokens, rows = tokens * (size_t)run->problem->top_k;
+  const size_t tokens = (size_t)tc->tokens, rows = tokens * (size_t)problem_ranks(run->problem);
   const unsigned char flags[] = {out->replays_equal, out->poison_left, out->guard_damaged};
   unsigned char digest[32];
   char hex[65];

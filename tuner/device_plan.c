@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "reference.h"
+#include "spec.h"
 
 #define CONTEXT_BYTES 7e8          /* what a CUDA context with a few modules takes */
 #define WORKSPACE_GUESS_BYTES 8e6  /* of one kernel; recipes say it exactly */
@@ -30,7 +31,7 @@ static int blocks_of(int extent)
 static double fewest_active(const struct mf_problem *p)
 {
   const double share = p->experts > 0 ? (double)p->expert_count / p->experts : 1;
-  return fmax(1, floor(p->top_k * share));
+  return fmax(1, floor(p->top_k * share) + problem_shared(p));
 }
 
 int device_layers_needed(const struct mf_problem *problem, const struct device_info *dev, int tokens)
@@ -46,16 +47,16 @@ int device_layers_needed(const struct mf_problem *problem, const struct device_i
 double device_weights_bytes(const struct mf_problem *p, int layers)
 {
   const double blocks_k = blocks_of(p->hidden), blocks_n = blocks_of(p->intermediate_offset + p->intermediate);
-  const double scales = p->expert_count * 3.0 * blocks_n * blocks_k * sizeof(float);
+  const double scales = problem_stored_experts(p) * 3.0 * blocks_n * blocks_k * sizeof(float);
   const double bias = p->select_bias ? (p->experts + p->zero_experts) * (double)sizeof(float) : 0;
-  return layers * (p->expert_count * expert_bytes(p) + scales + bias);
+  return layers * (problem_stored_experts(p) * expert_bytes(p) + scales + bias);
 }
 
 double device_memory_needed(const struct mf_problem *p, int layers, int tokens_max, int kernels)
 {
   const int launches = device_graph_launches(PLANNED_LAUNCHES, layers);
   const double row = 2.0 * 2 * p->hidden + 4.0 * (p->experts + p->zero_experts);
-  return device_weights_bytes(p, layers) + launches * (tokens_max * row + 4.0 * p->expert_count) + kernels * WORKSPACE_GUESS_BYTES + CONTEXT_BYTES;
+  return device_weights_bytes(p, layers) + launches * (tokens_max * row + 4.0 * problem_stored_experts(p)) + kernels * WORKSPACE_GUESS_BYTES + CONTEXT_BYTES;
 }
 
 int device_graph_launches(int launches, int layers)
@@ -73,11 +74,10 @@ struct test_case device_profile_case(int tokens, enum routing_kind routing, uint
 int device_active_experts(const struct mf_problem *problem, const struct routing_result *routing, int32_t *ids)
 {
   int active = 0;
-  for(int local = 0; local < problem->expert_count; local++) {
-    const int32_t id = problem->expert_begin + local;
+  for(int local = 0; local < problem_stored_experts(problem); local++) {
     bool used = false;
     for(int i = 0; i < routing->tokens * routing->top_k && !used; i++)
-      used = routing->ids[i] == id;
+      used = problem_local_expert(problem, routing->ids[i]) == local;
     if(used)
       ids[active++] = local;
   }

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "spec.h"
 #include "stream/params.h"
 
 #define STAGE_BYTES 16384
@@ -34,14 +35,14 @@ static const struct knob knobs[STREAM_KNOBS] = {
 
 #define RULES_TABLE(X)                                                                                        \
   X(RULE_TOKENS, "tokens", "1 to 8 tokens")                                                                   \
-  X(RULE_TOP_K, "top_k", "at most 22 experts per token: each may need an h group of its own")                 \
-  X(RULE_EXPERTS, "experts", "8 to 1024 logits per token, zero experts included, in rows of whole 16 bytes")    \
+  X(RULE_TOP_K, "top_k", "at most 22 experts per token, shared ones included: each may need an h group of its own") \
+  X(RULE_EXPERTS, "experts", "8 to 1024 logits per token, zero experts included, in rows of whole 16 bytes; of given ids 1 to 1024") \
   X(RULE_HIDDEN, "hidden", "hidden size a multiple of 128, 1024 to 8192: whole scale blocks")                 \
   X(RULE_INTERMEDIATE, "intermediate", "features per rank, and the first one's place in its scale block, multiples of 16")  \
   X(RULE_MEMORY, "memory", "x, h of all ranks and the smallest ring fit into shared memory")                  \
-  X(RULE_ROUTER, "router", "softmax over the chosen goes without a bias and groups")                           \
+  X(RULE_ROUTER, "router", "softmax over the chosen and given experts go without a bias and groups")           \
   X(RULE_GROUPS, "groups", "a power of two, up to 32 groups; a multiple of 64 experts: whole lanes of the router") \
-  X(RULE_FEATURE, "feature", "no shared-expert slots, clamps, weights on the input yet")                         \
+  X(RULE_FEATURE, "feature", "no clamps, weights on the input yet")                                             \
   X(RULE_DOWN_ROWS, "down_rows", "at most 64 rows of w2 per CTA")                                             \
   X(RULE_RING, "ring", "the scale slots must outlive the ring")                                               \
   X(RULE_FLIGHT, "flight", "no more stages in flight than the ring has")                                      \
@@ -112,6 +113,7 @@ static int scoring_of(const struct mf_problem *p)
     case MF_SCORE_SIGMOID: return MF_STREAM_SIGMOID;
     case MF_SCORE_SQRT_SOFTPLUS: return MF_STREAM_SQRT_SOFTPLUS;
     case MF_SCORE_SOFTMAX: return p->select_bias || p->groups > 1 ? MF_STREAM_PROBABILITY : MF_STREAM_SOFTMAX;
+    case MF_SCORE_GIVEN: return MF_STREAM_GIVEN;
     case MF_SCORE_TOPK_SOFTMAX: break;
   }
   return MF_STREAM_SOFTMAX;
@@ -120,16 +122,17 @@ static int scoring_of(const struct mf_problem *p)
 /* Whether selection goes through tables in shared memory: scores and orders of every expert. */
 static bool has_scores(const struct mf_problem *p)
 {
-  return scoring_of(p) != MF_STREAM_SOFTMAX || p->logits_dtype == MF_DTYPE_F32;
+  return p->score != MF_SCORE_GIVEN && (scoring_of(p) != MF_STREAM_SOFTMAX || p->logits_dtype == MF_DTYPE_F32);
 }
 
 /* The layout's struct Shared, field by field. */
 static long shared_size(const struct mf_problem *p, const struct layout *l, int ring, int h_workers)
 {
-  const long mask_bytes = 8L * ceil_div(p->top_k, 8), rank_slots = p->top_k > 8 ? p->top_k : 8, local = align_up(p->expert_count, 32);
+  const int ranks = problem_ranks(p);
+  const long mask_bytes = 8L * ceil_div(ranks, 8), rank_slots = ranks > 8 ? ranks : 8, local = align_up(problem_stored_experts(p), 32);
   const long columns = has_scores(p) ? align_up(p->experts + p->zero_experts, 4) : 1;
-  const long cleared = 32L * l->kblocks + 32L * p->top_k * l->hblocks + mask_bytes * l->slots + 8L * l->slots + local;
-  const long h = 1024L * p->top_k * l->hblocks, scores = 8L * MF_STREAM_MAX_TOKENS * columns; /* share their space */
+  const long cleared = 32L * l->kblocks + 32L * ranks * l->hblocks + mask_bytes * l->slots + 8L * l->slots + local;
+  const long h = 1024L * ranks * l->hblocks, scores = 8L * MF_STREAM_MAX_TOKENS * columns; /* share their space */
   long at = (long)ring * STAGE_BYTES + 1024L * l->kblocks + (h > scores ? h : scores) + 8L * 32 * 16 * REDUCE_BUFFERS;
   at += align_up(cleared, 16);
   at += 8L * l->scale_slots * l->kblocks + 4L * l->slots * l->down_row_blocks * l->hblocks + 4L * rank_slots * MF_STREAM_MAX_TOKENS;
@@ -154,7 +157,7 @@ static struct layout make_layout(const struct mf_problem *p, const struct schedu
   l.down_kblocks = down_kblocks(l.hblocks, l.down_rows);
   l.scale_slots = fewest_scale_slots(ring, l.unit_stages);
   l.threads = 32 * (helpers <= 4 ? 13 : 9 + helpers);
-  l.slots = MF_STREAM_MAX_TOKENS * p->top_k;
+  l.slots = MF_STREAM_MAX_TOKENS * p->top_k + problem_shared(p);
   l.shared_bytes = shared_size(p, &l, ring, sched->value[KNOB_LOADERS] + (sched->value[KNOB_HAND_OFF] == 2 ? 8 : 0));
   return l;
 }
@@ -179,21 +182,21 @@ static enum mf_status reject(struct verdict *why, enum stream_rule rule, long ha
 
 static bool plain_features(const struct mf_problem *p)
 {
-  return p->shared_experts == 0 && p->weight_on_input == 0 &&
-         p->swiglu_limit <= 0 && (p->swiglu_alpha <= 0 || (p->swiglu_alpha >= 1 && p->swiglu_alpha <= 1));
+  return p->weight_on_input == 0 && p->swiglu_limit <= 0 && (p->swiglu_alpha <= 0 || (p->swiglu_alpha >= 1 && p->swiglu_alpha <= 1));
 }
 
 static enum mf_status stream_serves(const struct mf_problem *p, int tokens, const struct device_info *dev, struct verdict *why)
 {
   const int lanes_per_group = p->groups > 0 ? 32 / p->groups : 0, columns = p->experts + p->zero_experts;
-  const int row_step = p->logits_dtype == MF_DTYPE_F32 ? 4 : 8;
+  const bool given = p->score == MF_SCORE_GIVEN;
+  const int row_step = given ? 1 : p->logits_dtype == MF_DTYPE_F32 ? 4 : 8;
   long least_bytes;
   int down_rows;
   if(tokens < 1 || tokens > MF_STREAM_MAX_TOKENS)
     return reject(why, RULE_TOKENS, tokens, MF_STREAM_MAX_TOKENS, MF_STREAM_MAX_TOKENS, NULL);
-  if(p->top_k > MF_STREAM_MAX_TOPK)
-    return reject(why, RULE_TOP_K, p->top_k, MF_STREAM_MAX_TOPK, MF_STREAM_MAX_TOPK, NULL);
-  if(columns < MIN_COLUMNS || columns > MF_STREAM_MAX_COLUMNS || columns % row_step != 0)
+  if(problem_ranks(p) > MF_STREAM_MAX_TOPK)
+    return reject(why, RULE_TOP_K, problem_ranks(p), MF_STREAM_MAX_TOPK, MF_STREAM_MAX_TOPK - problem_shared(p), NULL);
+  if(columns < (given ? 1 : MIN_COLUMNS) || columns > MF_STREAM_MAX_COLUMNS || columns % row_step != 0)
     return reject(why, RULE_EXPERTS, columns, MF_STREAM_MAX_COLUMNS,
                   columns > MF_STREAM_MAX_COLUMNS ? MF_STREAM_MAX_COLUMNS : align_up(columns, row_step), NULL);
   if(p->hidden % 128 != 0 || p->hidden < 1024 || p->hidden > 8192)
@@ -202,7 +205,7 @@ static enum mf_status stream_serves(const struct mf_problem *p, int tokens, cons
     return reject(why, RULE_INTERMEDIATE, p->intermediate, 16, p->intermediate < 16 ? 16 : align_up(p->intermediate, 16), NULL);
   if(p->intermediate_offset % 16 != 0)
     return reject(why, RULE_INTERMEDIATE, p->intermediate_offset, 16, align_up(p->intermediate_offset, 16), NULL);
-  if(p->score == MF_SCORE_TOPK_SOFTMAX && (p->select_bias != 0 || p->groups != 1))
+  if((given || p->score == MF_SCORE_TOPK_SOFTMAX) && (p->select_bias != 0 || p->groups != 1))
     return reject(why, RULE_ROUTER, p->score, MF_SCORE_SOFTMAX, MF_SCORE_SOFTMAX, NULL);
   if(p->groups != 1 && (p->experts % 64 != 0 || lanes_per_group * p->groups != 32))
     return reject(why, RULE_GROUPS, p->groups, 32, 1, NULL);
@@ -274,7 +277,8 @@ static enum mf_status stream_constrain(const struct mf_problem *p, const struct 
 /* ---- source ---- */
 
 static const char *const scorings[] = {[MF_STREAM_SOFTMAX] = "MF_STREAM_SOFTMAX", [MF_STREAM_SIGMOID] = "MF_STREAM_SIGMOID",
-                                       [MF_STREAM_SQRT_SOFTPLUS] = "MF_STREAM_SQRT_SOFTPLUS", [MF_STREAM_PROBABILITY] = "MF_STREAM_PROBABILITY"};
+                                       [MF_STREAM_SQRT_SOFTPLUS] = "MF_STREAM_SQRT_SOFTPLUS", [MF_STREAM_PROBABILITY] = "MF_STREAM_PROBABILITY",
+                                       [MF_STREAM_GIVEN] = "MF_STREAM_GIVEN"};
 
 static void stream_emit(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev, struct strbuf *out)
 {
@@ -295,6 +299,8 @@ static void stream_emit(const struct mf_problem *p, const struct schedule *sched
   strbuf_printf(out, "  static constexpr int kZeroExperts = %d; // further columns of the logits, whose experts do nothing here\n", p->zero_experts);
   strbuf_printf(out, "  static constexpr int kExpertBegin = %d; // this rank holds kExpertCount experts from here on\n", p->expert_begin);
   strbuf_printf(out, "  static constexpr int kExpertCount = %d;\n", p->expert_count);
+  strbuf_printf(out, "  static constexpr int kSharedExperts = %d; // active for every token, stored behind those\n", problem_shared(p));
+  strbuf_printf(out, "  static constexpr int kSharedGate = %d; // 1: the sigmoid of a gate is their weight\n", problem_shared_gated(p));
   strbuf_printf(out, "  static constexpr int kScoring = %s;\n", scorings[scoring_of(p)]);
   strbuf_printf(out, "  static constexpr int kBias = %d; // 1: a bias takes part in the selection, not in the weights\n", p->select_bias != 0);
   strbuf_printf(out, "  static constexpr int kGroups = %d;\n", p->groups);
@@ -340,18 +346,33 @@ static void add_stride(struct mf_recipe_stride *stride, enum mf_source source, u
 #define FIELD(r, source, member, value) \
   add_field(r, source, sizeof(((struct mf_stream_params *)0)->member), offsetof(struct mf_stream_params, member), value)
 
-static void add_params(struct mf_recipe *r, const struct schedule *sched)
+/* What not every kernel has. A recipe that needs it is one of version 2. */
+static void add_more_params(struct mf_recipe *r, const struct mf_problem *p)
 {
+  if(p->score == MF_SCORE_GIVEN) {
+    r->version = 2;
+    FIELD(r, MF_SRC_WEIGHTS_STRIDE, weights_pitch, 0);
+  }
+  if(problem_shared_gated(p)) {
+    r->version = 2;
+    FIELD(r, MF_SRC_SHARED_GATE, gate, 0);
+    FIELD(r, MF_SRC_SHARED_GATE_STRIDE, gate_pitch, 0);
+  }
+}
+
+static void add_params(struct mf_recipe *r, const struct mf_problem *p, const struct schedule *sched)
+{
+  const bool given = p->score == MF_SCORE_GIVEN;
   FIELD(r, MF_SRC_X, x, 0);
-  FIELD(r, MF_SRC_LOGITS, logits, 0);
-  FIELD(r, MF_SRC_BIAS, bias, 0);
+  FIELD(r, given ? MF_SRC_IDS : MF_SRC_LOGITS, logits, 0);
+  FIELD(r, given ? MF_SRC_WEIGHTS : MF_SRC_BIAS, bias, 0);
   FIELD(r, MF_SRC_S13, s13, 0);
   FIELD(r, MF_SRC_S2, s2, 0);
   FIELD(r, MF_SRC_OUT, out, 0);
   FIELD(r, MF_SRC_WORKSPACE, workspace, 0);
   FIELD(r, MF_SRC_TOKENS, tokens, 0);
   FIELD(r, MF_SRC_X_STRIDE, x_pitch, 0);
-  FIELD(r, MF_SRC_LOGITS_STRIDE, logits_pitch, 0);
+  FIELD(r, given ? MF_SRC_IDS_STRIDE : MF_SRC_LOGITS_STRIDE, logits_pitch, 0);
   FIELD(r, MF_SRC_OUT_STRIDE, out_pitch, 0);
   FIELD(r, MF_SRC_ROUTED_SCALING, scaling, 0);
   FIELD(r, MF_SRC_CONST, flight, sched->value[KNOB_FLIGHT]);
@@ -359,6 +380,7 @@ static void add_params(struct mf_recipe *r, const struct schedule *sched)
   FIELD(r, MF_SRC_CONST, static_rounds, sched->value[KNOB_STATIC]);
   FIELD(r, MF_SRC_CONST, rotate_k, sched->value[KNOB_ROTATE]);
   FIELD(r, MF_SRC_CONST, evict_first, 1);
+  add_more_params(r, p);
 }
 
 /* w13 as [k-block][expert and group of 8 rows][gate, up][row][column]: one box is a unit's 16 rows x 8 k-blocks. The strides do not grow with the
@@ -366,7 +388,7 @@ static void add_params(struct mf_recipe *r, const struct schedule *sched)
 static void add_up_map(struct mf_recipe *r, const struct mf_problem *p)
 {
   struct mf_recipe_map *m = &r->maps[r->nmaps++];
-  const uint64_t dim[5] = {128, 8, 2, (uint64_t)p->expert_count * 2 * (uint64_t)p->intermediate / 8, (uint64_t)p->hidden / 128};
+  const uint64_t dim[5] = {128, 8, 2, (uint64_t)problem_stored_experts(p) * 2 * (uint64_t)p->intermediate / 8, (uint64_t)p->hidden / 128};
   const uint32_t box[5] = {128, 8, 2, 1, STAGE_KBLOCKS};
   m->base = MF_SRC_W13;
   m->rank = 5;
@@ -386,7 +408,7 @@ static void add_down_map(struct mf_recipe *r, const struct mf_problem *p, const 
 {
   struct mf_recipe_map *m = &r->maps[r->nmaps++];
   const bool whole = l->whole_hblocks;
-  const uint64_t dim[5] = {whole ? 128 : (uint64_t)p->intermediate, (uint64_t)p->expert_count * (uint64_t)p->hidden, whole ? (uint64_t)l->hblocks : 1};
+  const uint64_t dim[5] = {whole ? 128 : (uint64_t)p->intermediate, (uint64_t)problem_stored_experts(p) * (uint64_t)p->hidden, whole ? (uint64_t)l->hblocks : 1};
   const uint32_t box[5] = {128, (uint32_t)l->down_rows, whole ? (uint32_t)l->down_kblocks : 1};
   m->base = MF_SRC_W2;
   m->rank = 3;
@@ -417,7 +439,7 @@ static enum mf_status stream_recipe(const struct mf_problem *p, const struct sch
   (void)err;
   memset(out, 0, sizeof(*out));
   out->magic = MF_RECIPE_MAGIC;
-  out->version = MF_RECIPE_VERSION;
+  out->version = 1;
   out->size = sizeof(*out);
   out->flags = MF_RECIPE_COOPERATIVE;
   strncpy(out->kernel, family_stream.kernel, sizeof(out->kernel) - 1);
@@ -428,15 +450,15 @@ static enum mf_status stream_recipe(const struct mf_problem *p, const struct sch
   out->min_sms = (uint32_t)l.grid;
   out->tokens_min = 1;
   out->tokens_max = MF_STREAM_MAX_TOKENS;
-  out->workspace_bytes = (uint64_t)MF_STREAM_WS_BYTES(p->top_k, p->intermediate);
+  out->workspace_bytes = (uint64_t)MF_STREAM_WS_BYTES(problem_ranks(p), p->intermediate);
   out->workspace_zero_bytes = out->workspace_bytes;
   out->h_offset = MF_STREAM_WS_H;
-  out->h_buffer_bytes = (uint64_t)MF_STREAM_WS_H_BYTES(p->top_k, p->intermediate);
+  out->h_buffer_bytes = (uint64_t)MF_STREAM_WS_H_BYTES(problem_ranks(p), p->intermediate);
   out->launch_count_offset = MF_STREAM_WS_LAUNCHES;
-  out->routing_ids_offset = (uint64_t)MF_STREAM_WS_IDS(p->top_k);
-  out->routing_weights_offset = (uint64_t)MF_STREAM_WS_WEIGHTS(p->top_k);
+  out->routing_ids_offset = (uint64_t)MF_STREAM_WS_IDS(problem_ranks(p));
+  out->routing_weights_offset = (uint64_t)MF_STREAM_WS_WEIGHTS(problem_ranks(p));
   out->status_offset = MF_STREAM_WS_STATUS;
-  add_params(out, sched);
+  add_params(out, p, sched);
   add_up_map(out, p);
   add_down_map(out, p, &l);
   add_arguments(out);
@@ -471,6 +493,8 @@ static enum mf_status stream_check_meta(const void *meta, size_t bytes, const st
       {"zero_experts", (long)m->zero_experts, p->zero_experts},
       {"expert_begin", (long)m->expert_begin, p->expert_begin},
       {"expert_count", (long)m->expert_count, p->expert_count},
+      {"shared_experts", (long)m->shared_experts, problem_shared(p)},
+      {"shared_gate", (long)m->shared_gate, problem_shared_gated(p)},
       {"scoring", (long)m->scoring, scoring_of(p)},
       {"bias", (long)m->bias, p->select_bias},
       {"groups", (long)m->groups, p->groups},
@@ -487,10 +511,10 @@ static enum mf_status stream_check_meta(const void *meta, size_t bytes, const st
       {"ring_stages", (long)m->ring_stages, sched->value[KNOB_RING]},
       {"scale_slots", (long)m->scale_slots, l.scale_slots},
       {"hand_off", (long)m->hand_off, sched->value[KNOB_HAND_OFF]},
-      {"workspace_bytes", (long)m->workspace_bytes, MF_STREAM_WS_BYTES(p->top_k, p->intermediate)},
+      {"workspace_bytes", (long)m->workspace_bytes, MF_STREAM_WS_BYTES(problem_ranks(p), p->intermediate)},
       {"h_offset", (long)m->h_offset, MF_STREAM_WS_H},
-      {"ids_offset", (long)m->ids_offset, MF_STREAM_WS_IDS(p->top_k)},
-      {"weights_offset", (long)m->weights_offset, MF_STREAM_WS_WEIGHTS(p->top_k)},
+      {"ids_offset", (long)m->ids_offset, MF_STREAM_WS_IDS(problem_ranks(p))},
+      {"weights_offset", (long)m->weights_offset, MF_STREAM_WS_WEIGHTS(problem_ranks(p))},
       {"status_offset", (long)m->status_offset, MF_STREAM_WS_STATUS},
       {"launches_offset", (long)m->launches_offset, MF_STREAM_WS_LAUNCHES},
   };
@@ -520,7 +544,7 @@ static double stream_predict_us(const struct mf_problem *p, const struct schedul
   const double imbalance = tickets ? 1 + 0.3 / share : 1 + 0.5 * (waves / share - 1);
   const double queueing = 0.06 * (sched->value[KNOB_FLIGHT] + sched->value[KNOB_FIRST_DOWN] - 6) * (sched->value[KNOB_FLIGHT] + sched->value[KNOB_FIRST_DOWN] - 6);
   const double front = 0.9 + 0.1 * tokens + (tickets ? 0.15 : 0) + (scoring_of(p) != MF_STREAM_SOFTMAX ? 0.2 : 0);
-  const double hand_off = 0.9 + 0.15 * tokens * p->top_k / (active > 0 ? active : 1) + 0.02 * (12 - sched->value[KNOB_RING]) +
+  const double hand_off = 0.9 + 0.15 * tokens * problem_ranks(p) / (active > 0 ? active : 1) + 0.02 * (12 - sched->value[KNOB_RING]) +
                           (sched->value[KNOB_LOADERS] < 4 ? 0.1 * tokens : 0);
   const double down_imbalance = 1.0 * dev->sms * l.down_rows / p->hidden;
   return dev->launch_us + front + hand_off + queueing * 0.1 + active * (up_bytes * imbalance + down_bytes * down_imbalance) / rate;

@@ -88,7 +88,10 @@ static void estimate(struct plan *plan, const struct options *opt, const struct 
 static void print_plan(const struct plan *plan, const struct model_spec *spec, const int *tokens, int ntokens, const struct target *target)
 {
   const struct mf_problem *p = &spec->problem;
-  printf("%s: E=%d top-%d N=%d K=%d on %s, tokens %d..%d\n", spec->name, p->experts, p->top_k, p->intermediate, p->hidden, target->dev.name, tokens[0],
+  char shared[32] = "";
+  if(problem_shared(p) > 0)
+    snprintf(shared, sizeof(shared), " +%d shared", problem_shared(p));
+  printf("%s: E=%d top-%d%s N=%d K=%d on %s, tokens %d..%d\n", spec->name, p->experts, p->top_k, shared, p->intermediate, p->hidden, target->dev.name, tokens[0],
          tokens[ntokens - 1]);
   printf("  candidates     %zu of %ld schedules, from %zu kernels\n", plan->candidates, (long)plan->candidates + plan->rejected, plan->artifacts);
   for(int i = 0; i < plan->nrules; i++) {

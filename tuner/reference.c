@@ -8,6 +8,7 @@
  * 128 products of two e4m3 numbers are exact as well (43 bits), all other sums have a fixed order; a row belongs to one thread. */
 #include "reference.h"
 #include "datagen.h"
+#include "spec.h"
 #include "tools/datagen_core.h"
 
 #include <math.h>
@@ -166,10 +167,10 @@ static void list_slots(struct work *w)
   const struct mf_problem *p = w->problem;
   const struct routing_result *r = w->routing;
   int npairs = 0;
-  for(int e = 0; e < p->expert_count; e++) {
+  for(int e = 0; e < problem_stored_experts(p); e++) {
     const int first = npairs;
     for(int i = 0; i < r->tokens * r->top_k; i++)
-      if(r->ids[i] == p->expert_begin + e)
+      if(problem_local_expert(p, r->ids[i]) == e)
         w->pair[npairs++] = (struct pair){i / r->top_k, i % r->top_k};
     if(npairs > first)
       w->slot[w->nslots++] = (struct slot){e, first, npairs - first};
@@ -236,6 +237,12 @@ static void take_x(struct work *w, const uint16_t *x, float *room)
   }
 }
 
+/* Whether the weight of the slot's expert goes to its input; those of shared experts never do. */
+static bool weight_on_input(const struct mf_problem *p, const struct slot *slot)
+{
+  return p->weight_on_input != 0 && slot->expert < p->expert_count;
+}
+
 /* --- Up --- */
 
 static double activate(const struct mf_problem *problem, double gate, double up)
@@ -264,7 +271,7 @@ static void up_feature(const struct work *w, const struct slot *slot, const stru
   for(int i = 0; i < slot->count; i++) {
     const struct pair at = w->pair[slot->first + i];
     const size_t row = (size_t)at.token * (size_t)w->routing->top_k + (size_t)at.rank;
-    const double on_input = p->weight_on_input ? (double)w->routing->weights[row] : 1.0;
+    const double on_input = weight_on_input(p, slot) ? (double)w->routing->weights[row] : 1.0;
     out->h_unrounded[row * n + (size_t)f] = (float)activate(p, gate_q[i] * on_input, up_q[i] * on_input);
     w->h_plain[row * w->h_pitch + (size_t)f] = (double)(float)activate(p, gate_u[i] * on_input, up_u[i] * on_input);
   }
@@ -316,7 +323,7 @@ static void down_row(const struct work *w, const struct slot *slot, const struct
   for(int i = 0; i < slot->count; i++) {
     const struct pair at = w->pair[slot->first + i];
     const size_t y = (size_t)at.token * (size_t)p->hidden + (size_t)r;
-    const double weight = p->weight_on_input ? 1.0 : (double)w->routing->weights[at.token * w->routing->top_k + at.rank];
+    const double weight = weight_on_input(p, slot) ? 1.0 : (double)w->routing->weights[at.token * w->routing->top_k + at.rank];
     w->y[y] += weight * sum_q[i];
     if(job.unquantised != NULL)
       w->y_plain[y] += weight * sum_u[i];
@@ -356,13 +363,10 @@ static void to_floats(const double *from, size_t count, float *to)
 
 static enum mf_status check_sizes(const struct mf_problem *p, int tokens, struct error *err)
 {
-  if(p->shared_experts != 0)
-    return error_set(err, MF_ERR_UNSUPPORTED, "shared_experts: the reference has no fused shared experts, got %d (nearest legal value 0)",
-                     p->shared_experts);
   if(tokens < 1 || tokens > MAX_TOKENS)
     return error_set(err, MF_ERR_USAGE, "tokens: expected 1 to %d, got %d", MAX_TOKENS, tokens);
-  if(p->top_k < 1 || p->top_k > MAX_TOP_K)
-    return error_set(err, MF_ERR_USAGE, "top_k: expected 1 to %d, got %d", MAX_TOP_K, p->top_k);
+  if(p->top_k < 1 || problem_ranks(p) > MAX_TOP_K)
+    return error_set(err, MF_ERR_USAGE, "top_k: expected 1 to %d with the shared experts, got %d", MAX_TOP_K, problem_ranks(p));
   if(p->experts < 1 || p->zero_experts < 0 || p->experts + p->zero_experts > DATA_MAX_LOGITS)
     return error_set(err, MF_ERR_USAGE, "experts: expected 1 to %d with the zero experts, got %d + %d", DATA_MAX_LOGITS, p->experts, p->zero_experts);
   if(p->hidden < 1 || p->intermediate < 1 || p->intermediate_offset < 0 || p->intermediate_offset >= BLOCK)
@@ -391,7 +395,7 @@ void reference_free(struct reference_result *result)
 
 static enum mf_status allocate_result(const struct mf_problem *problem, int tokens, struct reference_result *out, struct error *err)
 {
-  const size_t h = (size_t)tokens * (size_t)problem->top_k * (size_t)problem->intermediate, y = (size_t)tokens * (size_t)problem->hidden;
+  const size_t h = (size_t)tokens * (size_t)problem_ranks(problem) * (size_t)problem->intermediate, y = (size_t)tokens * (size_t)problem->hidden;
   out->h = calloc(h, sizeof(*out->h));
   out->h_unrounded = calloc(h, sizeof(*out->h_unrounded));
   out->y = calloc(y, sizeof(*out->y));
@@ -405,7 +409,7 @@ static enum mf_status allocate_result(const struct mf_problem *problem, int toke
 static enum mf_status make_inputs(const struct mf_problem *problem, float routed_scaling, uint64_t layer_seed, const struct test_case *tc,
                                   struct routing_result *routing, uint16_t **x, struct error *err)
 {
-  float *logits = malloc((size_t)tc->tokens * (size_t)(problem->experts + problem->zero_experts) * sizeof(float));
+  void *logits = malloc(data_logits_bytes(problem, tc->tokens));
   float bias[DATA_MAX_LOGITS];
   *x = malloc((size_t)tc->tokens * (size_t)problem->hidden * sizeof(**x));
   if(logits == NULL || *x == NULL) {
@@ -444,7 +448,7 @@ enum mf_status reference_run(const struct mf_problem *problem, float routed_scal
     rc = error_set(err, MF_ERR_NOMEM, "no memory for the reference; free some and run again");
     goto out;
   }
-  h_values = (size_t)tc->tokens * (size_t)problem->top_k * (size_t)problem->intermediate;
+  h_values = (size_t)tc->tokens * (size_t)problem_ranks(problem) * (size_t)problem->intermediate;
   y_values = (size_t)tc->tokens * (size_t)problem->hidden;
   take_x(&w, x, room);
   for(int s = 0; s < w.nslots; s++)

@@ -14,9 +14,10 @@
 /* Raise it when any bit of a reference result may change: cached results of another version are not used. */
 #define REFERENCE_VERSION 1
 
-/* Routing decisions in canonical order: per token the chosen experts by descending selection key, ties to the lowest index; -1 = none, at the end. */
+/* Routing decisions in canonical order: per token the chosen experts by descending selection key, ties to the lowest index; -1 = none, at the end.
+ * Shared experts come behind them, in the numbers behind those of the zero experts. (Score given: in the order of the call, zero experts as -1 among them.) */
 struct routing_result {
-  int tokens, top_k;
+  int tokens, top_k;                     /* with shared experts */
   int32_t ids[MAX_TOKENS * MAX_TOP_K];   /* [tokens][top_k], of all ranks */
   float weights[MAX_TOKENS * MAX_TOP_K]; /* with the scaling factor; 0 for none */
   int active;                            /* distinct experts of this rank */
@@ -34,7 +35,7 @@ struct reference_result {
 void reference_route(const struct mf_problem *problem, int tokens, const void *logits, const float *bias, float routed_scaling,
                      struct routing_result *out);
 /* Everything, for the generated weights of layer 'layer_seed'. Frees nothing on success but what *out then owns (reference_free).
- * MF_ERR_UNSUPPORTED for shared experts, MF_ERR_USAGE for sizes beyond the MAX_ constants, MF_ERR_NOMEM; *out is then empty. */
+ * MF_ERR_USAGE for sizes beyond the MAX_ constants, MF_ERR_NOMEM; *out is then empty. */
 enum mf_status reference_run(const struct mf_problem *problem, float routed_scaling, uint64_t layer_seed, const struct test_case *tc,
                              struct reference_result *out, struct error *err);
 /* y from a given h (bf16 bits, canonical order), i.e. the down projection alone. 'y' has tokens * K floats. */

@@ -45,7 +45,7 @@ struct part {
 
 static void fill_header(const struct mf_problem *problem, float routed_scaling, uint32_t layer, const struct test_case *tc, struct cache_header *out)
 {
-  const size_t pairs = (size_t)tc->tokens * (size_t)problem->top_k, n = (size_t)problem->intermediate;
+  const size_t pairs = (size_t)tc->tokens * (size_t)problem_ranks(problem), n = (size_t)problem->intermediate;
   const size_t y = (size_t)tc->tokens * (size_t)problem->hidden;
   memset(out, 0, sizeof(*out));
   memcpy(out->magic, CACHE_MAGIC, sizeof(out->magic));
@@ -55,7 +55,7 @@ static void fill_header(const struct mf_problem *problem, float routed_scaling, 
   memcpy(&out->scaling_bits, &routed_scaling, sizeof(out->scaling_bits));
   out->layer = layer;
   out->tokens = tc->tokens;
-  out->top_k = problem->top_k;
+  out->top_k = problem_ranks(problem);
   out->routing = (int32_t)tc->routing;
   out->data = (int32_t)tc->data;
   out->seed = tc->seed;
@@ -196,7 +196,7 @@ enum mf_status reference_cached(const char *dir, const struct mf_problem *proble
   char path[1024];
   enum mf_status rc;
   memset(out, 0, sizeof(*out));
-  if(dir != NULL && tc->tokens >= 1 && tc->tokens <= MAX_TOKENS && problem->top_k >= 1 && problem->top_k <= MAX_TOP_K) {
+  if(dir != NULL && tc->tokens >= 1 && tc->tokens <= MAX_TOKENS && problem->top_k >= 1 && problem_ranks(problem) <= MAX_TOP_K) {
     fill_header(problem, routed_scaling, layer, tc, &header);
     rc = cache_path(dir, &header, tc, path, sizeof(path), err);
     if(rc != MF_OK || read_result(path, &header, problem, out))

@@ -7,10 +7,13 @@
  *           else the score (+ bias). Groups: those with the best sums of their two best keys stay, ties to the lower group.
  *           The top_k best keys win, ties to the lower expert. NaN is never selected, -inf is (last, with weight 0).
  *   weight  score / (sum of the chosen scores) if renormalised, else the probability (softmax) or the score; times the scaling factor.
+ * Score given has none of these: the ids and weights of the call are taken in their order. An expert that is named again adds its weight to where it
+ * was named first; what is no id selects nothing.
  * A zero expert (its column has a bias like the others) takes its place among the top_k, counts in the sum, and then is dropped: the operator
  * adds nothing for it. */
 #include "datagen.h"
 #include "reference.h"
+#include "spec.h"
 #include "stream/exact_math.h"
 
 #include <assert.h>
@@ -190,13 +193,45 @@ static int count_active(const struct mf_problem *problem, const struct routing_r
   bool seen[DATA_MAX_LOGITS] = {false};
   int count = 0;
   for(int i = 0; i < routing->tokens * routing->top_k; i++) {
-    const int id = routing->ids[i];
-    if(id < problem->expert_begin || id >= problem->expert_begin + problem->expert_count || seen[id])
+    const int local = problem_local_expert(problem, routing->ids[i]);
+    if(local < 0 || seen[local])
       continue;
-    seen[id] = true;
+    seen[local] = true;
     count++;
   }
   return count;
+}
+
+/* One token whose ids and weights the engine has chosen. */
+static void take_given(const struct mf_problem *p, const int32_t *given, const float *given_weights, float scaling, int32_t *ids, float *weights)
+{
+  int kept = 0;
+  for(int j = 0; j < p->top_k; j++) {
+    int at = 0;
+    if(given[j] < 0 || given[j] >= p->experts + p->zero_experts)
+      continue;
+    while(at < kept && ids[at] != given[j])
+      at++;
+    ids[at] = given[j];
+    weights[at] = mf_exact_add(at < kept ? weights[at] : 0.0f, given_weights[j]);
+    kept += at == kept;
+  }
+  for(int j = 0; j < p->top_k; j++) {
+    const bool routed = j < kept && ids[j] < p->experts;
+    ids[j] = routed ? ids[j] : -1;
+    weights[j] = routed ? mf_exact_mul(weights[j], scaling) : 0.0f;
+  }
+}
+
+/* Token 't' of the shared experts, behind its picks. */
+static void add_shared(const struct mf_problem *p, const void *logits, int tokens, int t, int32_t *ids, float *weights)
+{
+  const int shared = problem_shared(p);
+  for(int s = 0; s < shared; s++) {
+    const float gate = problem_shared_gated(p) ? data_gate_at(p, logits, tokens, t * shared + s) : 0.0f;
+    ids[s] = p->experts + p->zero_experts + s;
+    weights[s] = !problem_shared_gated(p) ? 1.0f : gate == gate ? mf_exact_sigmoid(gate) : 0.0f;
+  }
 }
 
 void reference_route(const struct mf_problem *problem, int tokens, const void *logits, const float *bias, float routed_scaling,
@@ -204,16 +239,20 @@ void reference_route(const struct mf_problem *problem, int tokens, const void *l
 {
   struct route_row row = {.problem = problem, .columns = problem->experts + problem->zero_experts};
   const float scaling = routed_scaling != 0.0f ? routed_scaling : 1.0f;
-  assert(row.columns <= DATA_MAX_LOGITS && tokens <= MAX_TOKENS && problem->top_k <= MAX_TOP_K);
+  assert(row.columns <= DATA_MAX_LOGITS && tokens <= MAX_TOKENS && problem_ranks(problem) <= MAX_TOP_K);
   out->tokens = tokens;
-  out->top_k = problem->top_k;
+  out->top_k = problem_ranks(problem);
   for(int t = 0; t < tokens; t++) {
-    const size_t first = (size_t)t * (size_t)row.columns;
+    const size_t first = (size_t)t * (size_t)row.columns, k = (size_t)problem->top_k, pick = (size_t)t * (size_t)out->top_k, given = (size_t)t * k;
+    add_shared(problem, logits, tokens, t, out->ids + pick + k, out->weights + pick + k);
+    if(problem->score == MF_SCORE_GIVEN) {
+      take_given(problem, (const int32_t *)logits + given, (const float *)logits + (size_t)tokens * k + given, scaling, out->ids + pick, out->weights + pick);
+      continue;
+    }
     for(int c = 0; c < row.columns; c++)
       row.logit[c] = problem->logits_dtype == MF_DTYPE_F32 ? ((const float *)logits)[first + (size_t)c]
                                                            : bf16_to_float(((const uint16_t *)logits)[first + (size_t)c]);
-    route_token(&row, problem->select_bias ? bias : NULL, scaling, out->ids + (size_t)t * (size_t)problem->top_k,
-                out->weights + (size_t)t * (size_t)problem->top_k);
+    route_token(&row, problem->select_bias ? bias : NULL, scaling, out->ids + pick, out->weights + pick);
   }
   out->active = count_active(problem, out);
 }

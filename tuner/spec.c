@@ -17,6 +17,7 @@ struct model_draft {
   struct rank_cut cut;
   double max_memory_gib;
   int32_t weights;        /* index into its choices: there is one */
+  int32_t shared_gate;
 };
 
 #define HOME(member) SCHEMA_HOME(struct model_draft, member)
@@ -37,7 +38,7 @@ static const struct schema_row model_rows[] = {
     SCHEMA_INT_ROW("shape.ep_rank", 0, RANKS_LIMIT - 1, 1, "0", cut.ep_rank, "which rank: it holds experts ep_rank * experts / ep and on"),
 
     SCHEMA_CHOICE_ROW("router.score", SCORE_NAMES, NULL, spec.problem.score,
-        "from logit to weight; topk_softmax selects first and takes the softmax over the chosen"),
+        "from logit to weight; topk_softmax selects first and takes the softmax over the chosen; given: the engine has routed, a call passes ids and weights"),
     SCHEMA_FLAG_ROW("router.renormalize", NULL, spec.problem.renormalize,
         "the chosen weights are divided by their sum; models differ, so there is no default"),
     SCHEMA_FLAG_ROW("router.bias", "false", spec.problem.select_bias, "a correction bias takes part in selecting, not in weighing"),
@@ -61,6 +62,8 @@ static const struct schema_row model_rows[] = {
 
     SCHEMA_INT_ROW("shared_experts", 0, SHARED_LIMIT, 1, "0", spec.problem.shared_experts,
         "always-active experts of the same size fused into the call; 0: the engine runs them itself"),
+    SCHEMA_FLAG_ROW("shared_gate", "false", shared_gate,
+        "a shared expert weighs the sigmoid of a gate that the engine passes for each token; else 1"),
     SCHEMA_CUSTOM_ROW("tokens", "ascending token counts from 1 to 64 such as 1-8 or [1, 2, 4, 8]", "1-8", spec_read_tokens,
         "token counts to tune for"),
     SCHEMA_CUSTOM_ROW("routing_mix", "shares of uniform, zipf, concentrated, dispersed that sum to 1",
@@ -90,6 +93,8 @@ static const struct place {
     {"ep", "shape.ep"},
     {"ep_rank", "shape.ep_rank"},
     {"zero_experts", "router.zero_experts"},
+    {"select_bias", "router.bias"},
+    {"renormalize", "router.renormalize"},
     {"groups", "router.groups"},
     {"groups_kept", "router.groups_kept"},
 };
@@ -139,6 +144,8 @@ static void finish(struct model_draft *draft, const int *lines, struct faults *f
   struct mf_problem *p = &draft->spec.problem;
   if(p->swiglu_alpha == 1)
     p->swiglu_alpha = 0;
+  if(draft->shared_gate != 0)
+    p->shared_experts |= MF_SHARED_GATED;
   draft->spec.limits.max_memory_bytes = draft->max_memory_gib * GIB;
   if(spec_apply_cut(&draft->spec, &draft->cut, report_field, &judging))
     problem_faults(p, report_field, &judging);

@@ -24,6 +24,13 @@ void spec_write(const struct model_spec *spec, struct strbuf *out);
 void problem_key(const struct mf_problem *problem, char key[KEY_LEN]);
 /* The canonical text itself. */
 void problem_text(const struct mf_problem *problem, struct strbuf *out);
+/* Shared experts: how many, and whether they are gated; experts of a token with them; experts in the rank's tensors with them. */
+int problem_shared(const struct mf_problem *problem);
+bool problem_shared_gated(const struct mf_problem *problem);
+int problem_ranks(const struct mf_problem *problem);
+int problem_stored_experts(const struct mf_problem *problem);
+/* Where expert 'id' lies in the rank's tensors, -1 if it does not. Shared experts have the ids from experts + zero_experts on. */
+int problem_local_expert(const struct mf_problem *problem, int id);
 /* Clears the problem and fills in the neutral values (softmax, no groups, f32 scales, ...) and struct_size. The sizes are left 0: set experts,
  * expert_count (= experts without expert parallelism), top_k, hidden, intermediate. */
 void problem_init(struct mf_problem *problem);

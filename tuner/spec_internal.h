@@ -15,7 +15,7 @@
 #define INTERMEDIATE_LIMIT 65536 /* unsharded */
 #define RANKS_LIMIT 1024
 #define SHARED_LIMIT 8
-#define SCORE_NAMES "softmax|sigmoid|sqrt_softplus|topk_softmax" /* in the order of enum mf_score */
+#define SCORE_NAMES "softmax|sigmoid|sqrt_softplus|topk_softmax|given" /* in the order of enum mf_score */
 #define DTYPE_NAMES "bf16|f32"                                   /* enum mf_dtype */
 #define ACT_SCALE_NAMES "f32|ue8m0"                              /* enum mf_act_scale */
 

@@ -30,7 +30,7 @@ static const struct field fields[] = {
     INT_FIELD(expert_begin, 0, EXPERTS_LIMIT - 1, 1),
     INT_FIELD(expert_count, 1, EXPERTS_LIMIT, 1),
     INT_FIELD(zero_experts, 0, EXPERTS_LIMIT, 1),
-    INT_FIELD(score, 0, MF_SCORE_TOPK_SOFTMAX, 1),
+    INT_FIELD(score, 0, MF_SCORE_GIVEN, 1),
     INT_FIELD(select_bias, 0, 1, 1),
     INT_FIELD(groups, 1, EXPERTS_LIMIT, 1),
     INT_FIELD(groups_kept, 1, EXPERTS_LIMIT, 1),
@@ -97,6 +97,34 @@ void problem_key(const struct mf_problem *problem, char key[KEY_LEN])
   strbuf_free(&text);
 }
 
+int problem_shared(const struct mf_problem *problem)
+{
+  return problem->shared_experts & ~MF_SHARED_GATED;
+}
+
+bool problem_shared_gated(const struct mf_problem *problem)
+{
+  return (problem->shared_experts & MF_SHARED_GATED) != 0;
+}
+
+int problem_ranks(const struct mf_problem *problem)
+{
+  return problem->top_k + problem_shared(problem);
+}
+
+int problem_stored_experts(const struct mf_problem *problem)
+{
+  return problem->expert_count + problem_shared(problem);
+}
+
+int problem_local_expert(const struct mf_problem *problem, int id)
+{
+  const int shared = id - problem->experts - problem->zero_experts;
+  if(id >= problem->expert_begin && id < problem->expert_begin + problem->expert_count)
+    return id - problem->expert_begin;
+  return shared >= 0 && shared < problem_shared(problem) ? problem->expert_count + shared : -1;
+}
+
 double problem_expert_bytes(const struct mf_problem *problem)
 {
   return 3.0 * (double)problem->intermediate * (double)problem->hidden;
@@ -115,7 +143,7 @@ static bool in_range(const struct mf_problem *problem, const struct field *f, ch
     snprintf(text, space, "expected a number from %g to %g, got %g", f->low, f->high, value);
     return false;
   }
-  value = int_value(problem, f);
+  value = f->offset == offsetof(struct mf_problem, shared_experts) ? problem_shared(problem) : int_value(problem, f);
   nearest = fmin(fmax(round(value / f->step) * f->step, f->low), f->high);
   if(nearest == value)
     return true;
@@ -213,6 +241,31 @@ static bool kept_suffice(const struct mf_problem *p, char *text, size_t space)
   return p->groups_kept * group >= p->top_k;
 }
 
+static bool gate_has_experts(const struct mf_problem *p, char *text, size_t space)
+{
+  snprintf(text, space, "expected false without shared experts, got true");
+  return !problem_shared_gated(p) || problem_shared(p) > 0;
+}
+
+/* What the engine has routed is taken as it is. */
+static bool given_without_bias(const struct mf_problem *p, char *text, size_t space)
+{
+  snprintf(text, space, "expected no bias beside score given (the engine has routed), got one");
+  return p->score != MF_SCORE_GIVEN || p->select_bias == 0;
+}
+
+static bool given_without_groups(const struct mf_problem *p, char *text, size_t space)
+{
+  snprintf(text, space, "expected 1 beside score given (the engine has routed), got %d", p->groups);
+  return p->score != MF_SCORE_GIVEN || p->groups == 1;
+}
+
+static bool given_as_it_is(const struct mf_problem *p, char *text, size_t space)
+{
+  snprintf(text, space, "expected false beside score given (weights are used as the engine passes them), got true");
+  return p->score != MF_SCORE_GIVEN || p->renormalize == 0;
+}
+
 /* o = (rank * N) mod 128 for some rank. */
 static bool offset_exists(const struct mf_problem *p, char *text, size_t space)
 {
@@ -236,6 +289,10 @@ static const struct rule {
     {"groups_kept", kept_exist},
     {"groups_kept", kept_suffice},
     {"intermediate_offset", offset_exists},
+    {"select_bias", given_without_bias},
+    {"groups", given_without_groups},
+    {"renormalize", given_as_it_is},
+    {"shared_gate", gate_has_experts},
 };
 
 int problem_faults(const struct mf_problem *problem, problem_fault_fn *report, void *context)

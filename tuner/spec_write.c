@@ -88,7 +88,8 @@ static void write_numbers(const struct model_spec *spec, struct strbuf *out)
   strbuf_printf(out, "  act_scale: %s\n", schema_choice_name(ACT_SCALE_NAMES, p->act_scale, text, sizeof(text)));
   strbuf_printf(out, "\nactivation:\n  swiglu_limit: %s\n", number((double)p->swiglu_limit, true, text, sizeof(text)));
   strbuf_printf(out, "  swiglu_alpha: %s\n", number((double)p->swiglu_alpha, true, text, sizeof(text)));
-  strbuf_printf(out, "\nshared_experts: %d    # 0: the engine runs the model's shared expert itself\n", p->shared_experts);
+  strbuf_printf(out, "\nshared_experts: %d    # 0: the engine runs the model's shared expert itself\n", problem_shared(p));
+  strbuf_printf(out, "shared_gate: %s\n", flag(problem_shared_gated(p)));
 }
 
 static void write_tokens(const struct model_spec *spec, struct strbuf *out)

@@ -149,7 +149,7 @@ static enum mf_status emit_traced(struct tracing *tr, struct error *err)
   snprintf(source, space, "%s%s", TRACE_LINE, tr->art.source);
   free(tr->art.source);
   tr->art.source = source;
-  tr->run.offset = (uint64_t)MF_TRACE_OFFSET(p->top_k, p->intermediate);
+  tr->run.offset = (uint64_t)MF_TRACE_OFFSET(problem_ranks(p), p->intermediate);
   tr->run.bytes = (size_t)MF_TRACE_BYTES(tr->recipe.grid[0]);
   tr->recipe.workspace_bytes = tr->run.offset + tr->run.bytes;
   return MF_OK;

@@ -4,6 +4,7 @@
 #include "verify_gpu.h"
 #include "datagen.h"
 #include "progress.h"
+#include "spec.h"
 #include "verify_judge.h"
 
 #include <stdlib.h>
@@ -122,7 +123,7 @@ static enum mf_status make_scales(struct verify_gpu *gpu, struct verify_weights 
 
 enum mf_status verify_weights_make(struct verify_gpu *gpu, const struct mf_problem *p, float routed_scaling, struct verify_weights *w, struct error *err)
 {
-  const size_t experts = (size_t)p->expert_count, matrix = experts * (size_t)p->intermediate * (size_t)p->hidden;
+  const size_t experts = (size_t)problem_stored_experts(p), matrix = experts * (size_t)p->intermediate * (size_t)p->hidden;
   const size_t hidden_blocks = ((size_t)p->hidden + 127) / 128;
   enum mf_status rc;
   memset(w, 0, sizeof(*w));
@@ -173,8 +174,8 @@ static enum mf_status upload_experts(struct verify_gpu *gpu, const struct verify
   unsigned char *buffer = malloc(2 * matrix);
   enum mf_status rc = buffer == NULL ? error_set(err, MF_ERR_NOMEM, "out of memory") : MF_OK;
   for(int i = 0; rc == MF_OK && i < routing->tokens * routing->top_k; i++) {
-    const int expert = routing->ids[i] - p->expert_begin;
-    if(routing->ids[i] < 0 || expert < 0 || expert >= p->expert_count || w->uploaded[expert])
+    const int expert = problem_local_expert(p, routing->ids[i]);
+    if(expert < 0 || w->uploaded[expert])
       continue;
     rc = upload_matrix(gpu, w, DATA_W13, w->w13, expert, 2 * matrix, buffer, err);
     if(rc == MF_OK)
@@ -189,11 +190,11 @@ static enum mf_status upload_experts(struct verify_gpu *gpu, const struct verify
 static enum mf_status allocate_buffers(struct verify_gpu *gpu, struct verify_kernel *k, int max_tokens, struct error *err)
 {
   const struct mf_problem *p = k->weights->problem;
-  const size_t tokens = (size_t)max_tokens, logit_bytes = p->logits_dtype == MF_DTYPE_F32 ? 4 : 2;
+  const size_t tokens = (size_t)max_tokens;
   enum mf_status rc;
   k->x_bytes = tokens * (size_t)p->hidden * 2;
   k->out_bytes = k->x_bytes;
-  k->logits_bytes = tokens * (size_t)(p->experts + p->zero_experts) * logit_bytes;
+  k->logits_bytes = data_logits_bytes(p, max_tokens);
   k->workspace_bytes = mf_op_workspace_size(k->op);
   rc = allocate(gpu, k->x_bytes, "x", &k->x, err);
   if(rc == MF_OK)
@@ -255,7 +256,6 @@ void verify_kernel_free(struct verify_gpu *gpu, struct verify_kernel *k)
 static enum mf_status upload_inputs(struct verify_gpu *gpu, const struct verify_kernel *k, const struct test_case *tc, struct error *err)
 {
   const struct mf_problem *p = k->weights->problem;
-  const size_t row = (size_t)(p->experts + p->zero_experts) * (p->logits_dtype == MF_DTYPE_F32 ? 4 : 2);
   uint16_t *x = malloc(k->x_bytes);
   void *logits = malloc(k->logits_bytes);
   enum mf_status rc = x == NULL || logits == NULL ? error_set(err, MF_ERR_NOMEM, "out of memory") : MF_OK;
@@ -265,7 +265,7 @@ static enum mf_status upload_inputs(struct verify_gpu *gpu, const struct verify_
     rc = upload(gpu, k->x, x, (size_t)tc->tokens * (size_t)p->hidden * 2, err);
   }
   if(rc == MF_OK)
-    rc = upload(gpu, k->logits, logits, (size_t)tc->tokens * row, err);
+    rc = upload(gpu, k->logits, logits, data_logits_bytes(p, tc->tokens), err);
   free(x);
   free(logits);
   return rc;
@@ -273,14 +273,14 @@ static enum mf_status upload_inputs(struct verify_gpu *gpu, const struct verify_
 
 static enum mf_status launch(struct verify_gpu *gpu, const struct verify_kernel *k, int tokens, struct error *err)
 {
-  const struct mf_call call = {.struct_size = sizeof(call),
-                               .tokens = tokens,
-                               .x = (const void *)(uintptr_t)k->x,
-                               .logits = (const void *)(uintptr_t)k->logits,
-                               .out = (void *)(uintptr_t)(k->out + GUARD_BYTES),
-                               .workspace = (void *)(uintptr_t)(k->workspace + GUARD_BYTES)};
+  struct mf_call call = {.struct_size = sizeof(call),
+                         .tokens = tokens,
+                         .x = (const void *)(uintptr_t)k->x,
+                         .out = (void *)(uintptr_t)(k->out + GUARD_BYTES),
+                         .workspace = (void *)(uintptr_t)(k->workspace + GUARD_BYTES)};
   const CUresult cr = gpu->api.p_cuMemsetD8Async(k->out, GUARD_POISON, k->out_bytes + 2 * (size_t)GUARD_BYTES, gpu->stream);
   enum mf_status rc;
+  data_logits_call(k->weights->problem, k->logits, &call);
   if(cr != CUDA_SUCCESS)
     return cuda_error(gpu, cr, "poisoning the output", err);
   rc = mf_moe_forward(k->layer, &call, gpu->stream);

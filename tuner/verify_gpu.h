@@ -31,7 +31,7 @@ struct verify_weights {
   uint64_t layer_seed;
   float routed_scaling;
   CUdeviceptr w13, w2, s13, s2, bias;
-  bool *uploaded; /* [expert_count] */
+  bool *uploaded; /* [problem_stored_experts()] */
 };
 enum mf_status verify_weights_make(struct verify_gpu *gpu, const struct mf_problem *problem, float routed_scaling, struct verify_weights *out,
                                    struct error *err);

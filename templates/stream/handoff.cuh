@@ -109,7 +109,7 @@ MF_DEVICE void finalise_units(const Context<L> &c, int b, uint32_t launch)
     const int slot = unit / L::kUnits;
     const int feature = ((int)unit - slot * L::kUnits) * 8 + ((c.lane >> 2) & ~1);
     const bool routed = (sm.experts[slot] >> (16 + token)) & 1;
-    uint32_t *dst = (uint32_t *)(h + (size_t)(token * L::kTopK + sm.cleared.rank[slot][token]) * L::kIntermediate + feature);
+    uint32_t *dst = (uint32_t *)(h + (size_t)(token * L::kRanks + sm.cleared.rank[slot][token]) * L::kIntermediate + feature);
     MF_UNROLL
     for(int o = 4; o >= 1; o >>= 1) {
       MF_UNROLL
@@ -169,7 +169,7 @@ struct HRow {
   {
     token = t;
     rank = c.sm.cleared.rank[slot][t];
-    source = (const hw::U32x4 *)(h + (size_t)(t * L::kTopK + rank) * (L::kIntermediate * 2)) + (c.lane - L::kOffset / 8);
+    source = (const hw::U32x4 *)(h + (size_t)(t * L::kRanks + rank) * (L::kIntermediate * 2)) + (c.lane - L::kOffset / 8);
   }
 
   // Whether the lane's features of chunk i are this rank's. Chunks count from the beginning of the first k-block.

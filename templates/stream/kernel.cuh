@@ -68,14 +68,15 @@ MF_DEVICE void consume(const Context<L> &c, int consumer)
 // All warps but the producer, behind kBarrierListed, where consumers load h between their two projections: they and the loaders meet in one copy of
 // load_h_batches (the instruction cache is cold, and both run at the same time). `routes`: the warp is a token's router.
 template <class L>
-MF_DEVICE void work_with_help(const Context<L> &c, int consumer, bool is_consumer, bool routes, const Selection<L> &selection, int token, uint32_t launch)
+MF_DEVICE void work_with_help(const Context<L> &c, int consumer, bool is_consumer, bool routes, const Selection<L> &selection, const SharedGate<L> &gate, int token,
+                              uint32_t launch)
 {
   const int helper = L::helper_of(c.warp);
   RingReader<L> ring;
   int worker = -1; // none: this warp loads nothing
   if(is_consumer) {
     if(routes)
-      publish_ranks(c, selection, token);
+      publish_ranks(c, selection, gate, token);
     hw::barrier_sync(L::kBarrierFront, L::kThreads - 32);
     trace_event(c, MF_CONSUMER_FRONT);
     up_units(c, consumer, ring);
@@ -136,6 +137,9 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
   Selection<L> selection;
   if(scores)
     selection.load(c, token, part); // ahead of all other loads: the weights wait for it
+  SharedGate<L> gate;
+  if(routes)
+    gate.load(c, token);
   const uint32_t launch = ((const uint32_t *)c.workspace(MF_STREAM_WS_LAUNCHES))[c.cta];
   XFront<L> front(c);
   if(c.p.tokens > 1)
@@ -147,6 +151,10 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
   start_trace(c, launch, begin);
   if(scores)
     hw::stamp_arrival(c.trace, MF_CONSUMER_LOGITS, selection.first_word());
+  if constexpr(L::kShared > 0) {
+    if(routes && c.p.tokens == 1)
+      list_shared(c);
+  }
   if(scores)
     selection.score_experts(c, token, part);
   if(routes)
@@ -158,12 +166,12 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
   hw::barrier_sync(L::kBarrierListed, L::kThreads);
 
   if constexpr(L::kConsumersHelp) {
-    work_with_help(c, consumer, is_consumer, routes, selection, token, launch);
+    work_with_help(c, consumer, is_consumer, routes, selection, gate, token, launch);
     return;
   }
   if(is_consumer) {
     if(routes)
-      publish_ranks(c, selection, token);
+      publish_ranks(c, selection, gate, token);
     hw::barrier_sync(L::kBarrierFront, L::kThreads - 32);
     trace_event(c, MF_CONSUMER_FRONT);
     consume(c, consumer);
@@ -229,8 +237,8 @@ MF_ANYWHERE constexpr mf_stream_meta make_meta()
 #endif
   m.workspace_bytes = L::kWorkspaceBytes;
   m.h_offset = MF_STREAM_WS_H;
-  m.ids_offset = MF_STREAM_WS_IDS(L::kTopK);
-  m.weights_offset = MF_STREAM_WS_WEIGHTS(L::kTopK);
+  m.ids_offset = MF_STREAM_WS_IDS(L::kRanks);
+  m.weights_offset = MF_STREAM_WS_WEIGHTS(L::kRanks);
   m.status_offset = MF_STREAM_WS_STATUS;
   m.launches_offset = MF_STREAM_WS_LAUNCHES;
   m.zero_experts = Shape::kZeroExperts;
@@ -238,6 +246,8 @@ MF_ANYWHERE constexpr mf_stream_meta make_meta()
   m.expert_count = Shape::kExpertCount;
   m.intermediate_offset = L::kOffset;
   m.hand_off = L::kHandOff;
+  m.shared_experts = L::kShared;
+  m.shared_gate = Shape::kSharedGate;
   return m;
 }
 

@@ -8,7 +8,7 @@
 //   unit      8 features of one expert (8 gate rows and 8 up rows) over all of K. The up projection's piece of work.
 //   stage     16 KB of the ring: for up 16 rows x 8 k-blocks; for down what fits of the CTA's rows of one or two experts.
 //   slot      position of an active expert in the launch's list (at most tokens * top-k of them).
-//   rank      position of a slot among the slots of one token, 0 .. top-k - 1; picks without a slot come behind.
+//   rank      position of a slot among the slots of one token, 0 .. top-k + shared experts - 1; picks without a slot come behind.
 //   h group   one ready-made wgmma B operand: 8 columns (token, rank) of h. See kernel.cuh, "Rank groups".
 #pragma once
 #include "hw/hw.cuh"
@@ -27,7 +27,9 @@ struct Layout {
   static constexpr int kIntermediate = Shape::kIntermediate;
   static constexpr int kHidden = Shape::kHidden;
   static constexpr int kMaxTokens = MF_STREAM_MAX_TOKENS;
-  static constexpr int kMaxSlots = kMaxTokens * kTopK;
+  static constexpr int kShared = Shape::kSharedExperts; // active for every token, stored behind the rank's routed experts
+  static constexpr int kRanks = kTopK + kShared;        // experts of a token
+  static constexpr int kMaxSlots = kMaxTokens * kTopK + kShared;
   static constexpr int kOffset = Shape::kIntermediateOffset; // of the first feature in its 128-block of the unsharded matrix
   static constexpr int kKBlocks = kHidden / 128;                       // of w13
   static constexpr int kHBlocks = (kOffset + kIntermediate + 127) / 128; // of w2, scale blocks and quantisation groups of h
@@ -37,12 +39,13 @@ struct Layout {
   static constexpr int kColumns = kExperts + Shape::kZeroExperts;
   static constexpr int kExpertBegin = Shape::kExpertBegin;   // this rank holds the experts kExpertBegin ...
   static constexpr int kLocalExperts = Shape::kExpertCount;
-  static constexpr bool kAllLocal = kLocalExperts == kColumns; // every pick is an expert of this rank
+  static constexpr bool kGiven = Shape::kScoring == MF_STREAM_GIVEN;       // the engine has routed (route_given.cuh)
+  static constexpr bool kAllLocal = kLocalExperts == kColumns && !kGiven && kShared == 0; // picks are the list: all of this rank, those that found nothing last
   static constexpr int kExpertsPerLane = (kColumns + 31) / 32;
-  static constexpr int kTableExperts = (kLocalExperts + 31) / 32 * 32; // rows of tables that are indexed by local expert
+  static constexpr int kTableExperts = (kLocalExperts + kShared + 31) / 32 * 32; // rows of tables that are indexed by local expert
   static constexpr bool kPacked = Shape::kScoring == MF_STREAM_SOFTMAX && !Shape::kLogitsF32; // a key holds a logit (route_packed.cuh)
-  static constexpr int kHGroups = kTopK;                     // with more than four tokens, each rank is a group of its own
-  static constexpr int kRankSlots = kTopK > 8 ? kTopK : 8;
+  static constexpr int kHGroups = kRanks;                    // with more than four tokens, each rank is a group of its own
+  static constexpr int kRankSlots = kRanks > 8 ? kRanks : 8;
   static constexpr int kMaskWords = (kHGroups + 7) / 8;
 
   // --- Up projection ---
@@ -129,7 +132,7 @@ struct Layout {
 
   // What the warps that score a token's experts leave to its router. Lies where h will be.
   struct Scores {
-    static constexpr int kPitch = kPacked ? 1 : (kColumns + 3) / 4 * 4; // (none with packed keys)
+    static constexpr int kPitch = kPacked || kGiven ? 1 : (kColumns + 3) / 4 * 4; // (none with packed keys)
     float score[kMaxTokens][kPitch];    // without bias; what logits select: the logit
     uint32_t order[kMaxTokens][kPitch]; // mf_exact_order of the value that selects
   };
@@ -162,14 +165,15 @@ struct Layout {
   static constexpr int kSharedBytes = sizeof(Shared);
 
   // --- Workspace ---
-  static constexpr int kHRows = MF_STREAM_WS_H_ROWS(kTopK);
-  static constexpr int kHBytes = MF_STREAM_WS_H_BYTES(kTopK, kIntermediate); // of one parity
-  static constexpr int kWorkspaceBytes = MF_STREAM_WS_BYTES(kTopK, kIntermediate);
+  static constexpr int kHRows = MF_STREAM_WS_H_ROWS(kRanks);
+  static constexpr int kHBytes = MF_STREAM_WS_H_BYTES(kRanks, kIntermediate); // of one parity
+  static constexpr int kWorkspaceBytes = MF_STREAM_WS_BYTES(kRanks, kIntermediate);
 
   // --- Assumptions ---
   static_assert(kExperts >= 1 && kColumns <= MF_STREAM_MAX_COLUMNS, "experts: an index of 10 bits, at most 32 per lane of the routing warp");
   static_assert(kExpertBegin >= 0 && kLocalExperts >= 1 && kExpertBegin + kLocalExperts <= kExperts, "expert_begin: this rank's experts exist");
-  static_assert(kTopK >= 1 && kTopK <= kColumns && kTopK <= MF_STREAM_MAX_TOPK, "topk: a lane per pick, a byte of a column mask per h group");
+  static_assert(kTopK >= 1 && kTopK <= kColumns && kRanks <= MF_STREAM_MAX_TOPK, "topk: a lane per pick, a byte of a column mask per h group");
+  static_assert(kShared >= 0 && (kShared > 0 || !Shape::kSharedGate), "shared_experts: a gate has an expert");
   static_assert(kMaxSlots <= 256, "topk: a slot's number is a byte");
   static_assert(kHidden % 128 == 0 && kHidden >= 1024 && kHidden <= 8192, "hidden: whole k-blocks, a unit's scale rows in one cp.async per lane");
   static_assert(kIntermediate % 16 == 0 && kIntermediate >= 16, "intermediate: rows of w2 are 16-byte aligned, features come in eights");
@@ -188,8 +192,8 @@ struct Layout {
   static_assert(kLookahead >= 1 && kLookahead + kReduceBuffers <= kTicketQueue + 1, "ticket_lookahead: the queue holds 8 turns");
   static_assert(kSharedBytes <= 232448, "shared memory: 227 KB per CTA");
   static_assert(sizeof(Cleared) % 16 == 0 && kSharedBytes % 1024 == 0, "shared memory: alignment");
-  static_assert(MF_STREAM_WS_WATCHDOG + 4 <= MF_STREAM_WS_IDS(kTopK) && MF_STREAM_WS_IDS(kTopK) + kMaxSlots * 4 <= MF_STREAM_WS_WEIGHTS(kTopK) &&
-                    MF_STREAM_WS_WEIGHTS(kTopK) + kMaxSlots * 4 <= MF_STREAM_WS_H,
+  static_assert(MF_STREAM_WS_WATCHDOG + 4 <= MF_STREAM_WS_IDS(kRanks) && MF_STREAM_WS_IDS(kRanks) + kHRows * 4 <= MF_STREAM_WS_WEIGHTS(kRanks) &&
+                    MF_STREAM_WS_WEIGHTS(kRanks) + kHRows * 4 <= MF_STREAM_WS_H,
                 "workspace: routing result");
 };
 

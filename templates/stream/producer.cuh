@@ -242,6 +242,12 @@ MF_DEVICE void stream_weights(const Context<L> &c, const hw::TensorMap &up_map, 
     hw::barrier_arrive(L::kBarrierListed, L::kThreads);
   } else {
     active = sm.active_first; // may turn out smaller, but not below the slots of the first units
+    if constexpr(L::kShared > 0) { // (or is the shared experts, which are always there)
+      if(!turn.exists(active)) {
+        active = finish_list(c);
+        listed = true;
+      }
+    }
   }
 
   // Up. One token: the rest of the list is waited for when there is nothing else to do, at the latest behind the first unit

@@ -27,7 +27,7 @@ MF_DEVICE int track_of(int warp)
 template <class L>
 MF_DEVICE mf_trace_cta *trace_record(const Context<L> &c, uint32_t launch)
 {
-  mf_trace_cta *records = (mf_trace_cta *)c.workspace(MF_TRACE_OFFSET(L::kTopK, L::kIntermediate));
+  mf_trace_cta *records = (mf_trace_cta *)c.workspace(MF_TRACE_OFFSET(L::kRanks, L::kIntermediate));
   return records + (size_t)(launch % MF_TRACE_LAUNCHES) * L::kGridCtas + c.cta;
 }
 
