@@ -327,8 +327,15 @@ struct Loaded {
   }
 };
 
+// (gcc would let the caller, which is instrumented, load the only parameter's address)
+#if defined(__GNUC__) && !defined(__clang__)
+#define MF_UNMOVED __attribute__((noipa))
+#else
+#define MF_UNMOVED
+#endif
+
 template <class... T, size_t... kIndex>
-MF_UNSEEN void call_with(void (*kernel)(T...), void **params, std::index_sequence<kIndex...>)
+MF_UNMOVED MF_UNSEEN void call_with(void (*kernel)(T...), void **params, std::index_sequence<kIndex...>)
 {
   kernel(Loaded<T>::from(params[kIndex])...);
 }
