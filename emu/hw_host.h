@@ -82,6 +82,7 @@ MF_DEVICE void launch_dependents() {}
 MF_DEVICE void wait_for_predecessors() {}
 MF_DEVICE void sleep_ns(uint32_t) { emu_pause(); }
 MF_DEVICE uint64_t clock() { return emu_clock(); }
+MF_DEVICE uint32_t clock_low() { return (uint32_t)emu_clock(); }
 MF_DEVICE uint32_t clock_behind(uint32_t) { return (uint32_t)emu_clock(); }
 MF_DEVICE uint64_t global_timer() { return emu_clock(); }
 MF_DEVICE uint32_t sm_index() { return (uint32_t)cta_index(); }
