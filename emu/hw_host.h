@@ -82,6 +82,7 @@ MF_DEVICE void launch_dependents() {}
 MF_DEVICE void wait_for_predecessors() {}
 MF_DEVICE void sleep_ns(uint32_t) { emu_pause(); }
 MF_DEVICE uint64_t clock() { return emu_clock(); }
+MF_DEVICE uint32_t clock_low() { return (uint32_t)emu_clock(); }
 MF_DEVICE uint32_t clock_behind(uint32_t) { return (uint32_t)emu_clock(); }
 MF_DEVICE uint64_t global_timer() { return emu_clock(); }
 MF_DEVICE uint32_t sm_index() { return (uint32_t)cta_index(); }
@@ -327,8 +328,15 @@ struct Loaded {
   }
 };
 
+// (gcc would let the caller, which is instrumented, load the only parameter's address)
+#if defined(__GNUC__) && !defined(__clang__)
+#define MF_UNMOVED __attribute__((noipa))
+#else
+#define MF_UNMOVED
+#endif
+
 template <class... T, size_t... kIndex>
-MF_UNSEEN void call_with(void (*kernel)(T...), void **params, std::index_sequence<kIndex...>)
+MF_UNMOVED MF_UNSEEN void call_with(void (*kernel)(T...), void **params, std::index_sequence<kIndex...>)
 {
   kernel(Loaded<T>::from(params[kIndex])...);
 }

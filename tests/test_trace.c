@@ -437,6 +437,28 @@ START_TEST(text_and_picture)
 }
 END_TEST
 
+/* Kernels that are not as they should be: what they lack is told, not drawn. */
+static const struct {
+  const char *file, *expression;
+  int code;
+  const char *text;
+} broken[] = {
+    {"stream/up.cuh", "s/^ *trace_event(c, MF_CONSUMER_UP_DONE);$//", 11, "CTA 0, consumers 0: no \"up done\""},
+    {"stream/trace.cuh", "s/^ *record->launch = launch + 1;$//", 11, "CTA 0 left no record of launch 1"},
+    {"stream/quantise.cuh", "/^ *hw::fence_async_proxy();$/d", 9, "missing proxy fence"},
+    {"stream/down.cuh", "s/^ *((uint16_t \\*)c.p.out)/        if(row != 3) ((uint16_t *)c.p.out)/", 11, "left output element 3 unwritten"},
+};
+
+START_TEST(broken_kernels)
+{
+  emu_shell("cp -r templates '%s/t' && sed -i '%s' '%s/t/%s' && ! cmp -s 'templates/%s' '%s/t/%s'", tool.folder, broken[_i].expression, tool.folder,
+            broken[_i].file, broken[_i].file, tool.folder, broken[_i].file);
+  tool_run(&tool, "trace specs/models/tiny.yaml " EMULATED " --templates %s/t", tool.folder);
+  tool_expect(&tool, broken[_i].code);
+  tool_says(&tool, err, broken[_i].text);
+}
+END_TEST
+
 /* The same kernel as without trace points, but slower: its numbers stay right, launch after launch. */
 START_TEST(numbers_stay_right)
 {
@@ -587,6 +609,7 @@ static Suite *suite(void)
   tcase_add_loop_test(kernels, every_cta_has_its_events, 0, (int)(sizeof(runs) / sizeof(runs[0])));
   tcase_add_test(kernels, another_policy);
   tcase_add_test(kernels, text_and_picture);
+  tcase_add_loop_test(kernels, broken_kernels, 0, (int)(sizeof(broken) / sizeof(broken[0])));
   suite_add_tcase(s, kernels);
   tcase_set_timeout(numbers, 300);
   tcase_add_test(numbers, numbers_stay_right);

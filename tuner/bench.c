@@ -2,6 +2,7 @@
  *
  * For each token count and routing input the winner and the schedules that --schedule names run interleaved with the floor kernel in one profile; what is printed are medians over the rounds of this one run. Nothing is stored. */
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,49 +65,58 @@ static enum mf_status load_stored(struct tuner *t, struct device_client *client,
 }
 
 struct bench_result {
-  double us, low, high, floor_us, active;
+  double us, low, high, floor_us, tensor_us, active; /* tensor_us: the floor kernel that reads as the winner does; NAN: none */
 };
 
 static enum mf_status time_profile(struct device_client *client, const int *handles, int count, int tokens, enum routing_kind routing,
                                    struct bench_result *results, struct error *err)
 {
-  double us[BENCH_MAX_KERNELS][BENCH_ROUNDS], floors[BENCH_ROUNDS] = {0}, active = 0, low, high, floor_us;
+  double us[BENCH_MAX_KERNELS][BENCH_ROUNDS], floors[BENCH_ROUNDS] = {0}, tensor[BENCH_ROUNDS] = {0}, active = 0, low, high, floor_us, tensor_us = NAN;
   enum mf_status rc = device_client_open_profile(client, handles, count, tokens, routing, BENCH_SEED + (uint32_t)tokens, BENCH_LAUNCHES, err);
   for(int round = 0; round < BENCH_ROUNDS && rc == MF_OK; round++) {
     double one[BENCH_MAX_KERNELS] = {0};
     rc = interrupt_requested() ? error_set(err, MF_ERR_INTERRUPTED, "interrupted") : device_client_round(client, NULL, round, one, &floors[round], &active, err);
     for(int k = 0; k < count && rc == MF_OK; k++)
       us[k][round] = one[k];
+    if(rc == MF_OK)
+      rc = device_client_floors(client, one, err);
+    tensor[round] = one[1];
   }
   if(rc != MF_OK)
     return rc;
   timing_median(floors, BENCH_ROUNDS, &floor_us, &low, &high);
+  if(!isnan(tensor[0]))
+    timing_median(tensor, BENCH_ROUNDS, &tensor_us, &low, &high);
   for(int k = 0; k < count; k++) {
     timing_median(us[k], BENCH_ROUNDS, &results[k].us, &results[k].low, &results[k].high);
     results[k].floor_us = floor_us;
+    results[k].tensor_us = tensor_us;
     results[k].active = active;
   }
   return MF_OK;
 }
 
-/* The floor by formula and the one measured in this run: the smaller is the floor. */
+/* The floor by formula and those measured in this run: the smallest is the floor. */
 static double floor_of(const struct device_info *dev, const struct mf_problem *problem, const struct bench_result *r)
 {
   const double formula = dev->launch_us + r->active * problem_expert_bytes(problem) / (dev->bandwidth_gbps * 1e3);
-  return r->floor_us < formula ? r->floor_us : formula;
+  return fmin(fmin(r->floor_us, r->tensor_us), formula); /* NAN loses */
 }
 
 static void print_row(const struct tuner *t, const struct model_spec *spec, const char *schedule, int tokens, enum routing_kind routing,
                       const struct bench_result *r, json_t *rows)
 {
   const double floor_us = floor_of(&t->target.dev, &spec->problem, r);
+  char tensor[32] = "";
+  if(!isnan(r->tensor_us))
+    snprintf(tensor, sizeof(tensor), "%.2f", r->tensor_us);
   if(rows == NULL)
-    printf("| %s | %s | %d | %.1f | %.2f | %.2f-%.2f | %.2f | %.2f | %.3f | %s |\n", spec->name, routing_name(routing), tokens, r->active, r->us, r->low, r->high,
-           r->floor_us, floor_us, r->us / floor_us, schedule);
+    printf("| %s | %s | %d | %.1f | %.2f | %.2f-%.2f | %.2f | %s | %.2f | %.3f | %s |\n", spec->name, routing_name(routing), tokens, r->active, r->us, r->low, r->high,
+           r->floor_us, tensor, floor_us, r->us / floor_us, schedule);
   else
-    json_array_append_new(rows, json_pack("{s:s, s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:s}", "shape", spec->name, "routing", routing_name(routing),
+    json_array_append_new(rows, json_pack("{s:s, s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:o, s:f, s:f, s:s}", "shape", spec->name, "routing", routing_name(routing),
                                           "tokens", tokens, "active", r->active, "us", r->us, "us_low", r->low, "us_high", r->high, "floor_measured_us",
-                                          r->floor_us, "floor_us", floor_us, "floor_ratio", r->us / floor_us, "schedule", schedule));
+                                          r->floor_us, "floor_tensor_us", isnan(r->tensor_us) ? json_null() : json_real(r->tensor_us), "floor_us", floor_us, "floor_ratio", r->us / floor_us, "schedule", schedule));
 }
 
 static const enum routing_kind bench_routings[] = {ROUTING_UNIFORM, ROUTING_ZIPF, ROUTING_CONCENTRATED, ROUTING_DISPERSED};
@@ -221,7 +231,7 @@ enum mf_status bench_command(const struct options *opt, const char *const *shape
   if(rc == MF_OK)
     rc = device_tools_build(opt->program, opt->template_dir, compile_arch(t.target.dev.cc_major, t.target.dev.cc_minor), &t.tools, err);
   if(rc == MF_OK && rows == NULL)
-    printf("| shape | routing | tokens | experts | us | 95 %% of median | floor kernel | floor | x floor | schedule |\n|---|---|---|---|---|---|---|---|---|---|\n");
+    printf("| shape | routing | tokens | experts | us | 95 %% of median | floor kernel | tensor floor | floor | x floor | schedule |\n|---|---|---|---|---|---|---|---|---|---|---|\n");
   for(int i = 0; i < count && rc == MF_OK; i++)
     rc = bench_shape(&t, shape_names[i], rows, err);
   if(rc == MF_OK && rows != NULL) {

@@ -78,6 +78,9 @@ struct device_ops {
   /* One interleaved round in a rotated order: us[i] per launch for each kernel with run[i] true (NAN for the others), *floor_us, and active experts
    * (mean). */
   enum mf_status (*time_round)(struct device *dev, const bool *run, int round, double *us, double *floor_us, double *active, struct error *err);
+  /* Microseconds per launch of the two floor kernels alone, for the open profile: long copies of bytes, and the layout as the profile's first kernel reads it
+   * (NAN if that is not known). */
+  enum mf_status (*time_floors)(struct device *dev, double us[2], struct error *err);
   /* Runs a kernel that leaves a trace in its workspace: 'area' receives what->bytes. Ends an open profile. MF_ERR_CHECK if an output element was never
    * written. */
   enum mf_status (*trace)(struct device *dev, struct device_kernel *kernel, const struct device_trace *what, void *area, struct error *err);

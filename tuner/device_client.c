@@ -422,6 +422,18 @@ enum mf_status device_client_round(struct device_client *client, const bool *run
   return rc;
 }
 
+enum mf_status device_client_floors(struct device_client *client, double us[2], struct error *err)
+{
+  struct frame req = request_new("floors"), reply;
+  const enum mf_status rc = transact(client, &req, ROUND_LIMIT_MS, &reply, NULL, NULL, err);
+  if(rc != MF_OK)
+    return rc;
+  us[0] = wire_read_number(json_object_get(reply.head, "bytes_us"));
+  us[1] = wire_read_number(json_object_get(reply.head, "tensor_us"));
+  frame_free(&reply);
+  return MF_OK;
+}
+
 /* ---- trace ---- */
 enum mf_status device_client_trace(struct device_client *client, int kernel, const struct device_trace *what, void **area, struct error *err)
 {

@@ -23,6 +23,7 @@
  *   {"op":"lock"}                                        -> {}, after {"waiting":"..."} frames
  *   {"op":"profile","kernels":[handle],"tokens","routing","seed","launches"} -> {}
  *   {"op":"round","round","run":[bool]}                  -> {"us":[n],"floor_us","active"}
+ *   {"op":"floors"}                                      -> {"bytes_us","tensor_us"}
  *   {"op":"trace","kernel"} + struct device_trace       -> {} + the part of the workspace
  * A reply has "ok":true; a failure is {"ok":false,"status":n,"text":"..."}. */
 #ifndef MOEFORGE_TUNER_DEVICE_CLIENT_H
@@ -95,6 +96,9 @@ enum mf_status device_client_open_profile(struct device_client *client, const in
                                           int launches, struct error *err);
 /* run: one per kernel of the profile, or NULL for all. us: NAN where run is false. */
 enum mf_status device_client_round(struct device_client *client, const bool *run, int round, double *us, double *floor_us, double *active, struct error *err);
+
+/* As in device_ops.time_floors. */
+enum mf_status device_client_floors(struct device_client *client, double us[2], struct error *err);
 
 /* As in device_ops; the caller frees *area, what->bytes long. */
 enum mf_status device_client_trace(struct device_client *client, int kernel, const struct device_trace *what, void **area, struct error *err);

@@ -379,14 +379,16 @@ static enum mf_status load_tool(struct device *dev, const void *cubin, size_t by
 static enum mf_status load_tools(struct device *dev, const struct device_tools *tools, struct error *err)
 {
   const struct tool_function datagen[] = {{"mf_gen_weights", &dev->gen_weights}, {"mf_gen_scales", &dev->gen_scales}, {"mf_gen_bias", &dev->gen_bias}};
-  const struct tool_function floor_function[] = {{"mf_floor", &dev->floor}};
+  const struct tool_function floor_function[] = {{"mf_floor", &dev->floor}, {"mf_floor_tensor", &dev->floor_tensor}};
   CUresult result;
   enum mf_status rc = load_tool(dev, tools->datagen, tools->datagen_bytes, &dev->datagen, datagen, 3, err);
   if(rc == MF_OK)
-    rc = load_tool(dev, tools->floor, tools->floor_bytes, &dev->floor_module, floor_function, 1, err);
+    rc = load_tool(dev, tools->floor, tools->floor_bytes, &dev->floor_module, floor_function, 2, err);
   if(rc != MF_OK)
     return rc;
   result = dev->api.p_cuFuncSetAttribute(dev->floor, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, MF_FLOOR_SHARED_BYTES);
+  if(result == CUDA_SUCCESS)
+    result = dev->api.p_cuFuncSetAttribute(dev->floor_tensor, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, MF_FLOOR_SHARED_BYTES);
   return result == CUDA_SUCCESS ? MF_OK : cuda_failed(&dev->api, result, err, "shared memory of the floor kernel");
 }
 
@@ -452,5 +454,6 @@ const struct device_ops device_cuda = {
     .run_case = cuda_run_case,
     .open_profile = cuda_open_profile,
     .time_round = cuda_time_round,
+    .time_floors = cuda_time_floors,
     .trace = cuda_trace,
 };

@@ -31,9 +31,9 @@ struct device_kernel {
 struct cuda_profile {
   int tokens, launches, count;
   CUdeviceptr inputs;      /* x, logits, out of all launches */
-  CUdeviceptr experts;     /* i32 [launches][problem_stored_experts()]: active experts, for the floor */
   size_t x_bytes, logits_bytes, out_bytes; /* of one launch, 256-byte multiples */
   CUgraphExec floor;
+  CUgraphExec floor_tensor; /* reads as the first kernel does; NULL if its way is not known */
   CUgraphExec *graphs;     /* [count] */
   struct device_kernel **kernels;
   CUevent begin, end;
@@ -49,7 +49,7 @@ struct device {
   CUstream stream;
   struct device_info info;
   CUmodule datagen, floor_module;
-  CUfunction gen_weights, gen_scales, gen_bias, floor;
+  CUfunction gen_weights, gen_scales, gen_bias, floor, floor_tensor;
   bool problem_loaded;
   struct mf_problem problem;
   float routed_scaling;
@@ -87,6 +87,20 @@ enum mf_status cuda_run_case(struct device *dev, struct device_kernel *kernel, c
 enum mf_status cuda_open_profile(struct device *dev, struct device_kernel *const *kernels, int count, int tokens, enum routing_kind routing, uint32_t seed,
                                  int launches, struct error *err);
 enum mf_status cuda_time_round(struct device *dev, const bool *run, int round, double *us, double *floor_us, double *active, struct error *err);
+enum mf_status cuda_time_floors(struct device *dev, double us[2], struct error *err);
 enum mf_status cuda_trace(struct device *dev, struct device_kernel *kernel, const struct device_trace *what, void *area, struct error *err);
+
+/* ---- device_cuda_floor.c ---- */
+struct mf_floor_params;
+struct mf_floor_tensor_params;
+/* What the kernels are given for 'active' experts; pure. MF_ERR_UNSUPPORTED: too many. False: the recipe's boxes are not known. */
+enum mf_status floor_params_make(const struct mf_problem *problem, const void *w13, const void *w2, const int32_t *experts, int active, int ctas,
+                                 struct mf_floor_params *out, struct error *err);
+bool floor_tensor_params_make(const struct mf_problem *problem, const struct mf_recipe *recipe, const int32_t *experts, int active,
+                              struct mf_floor_tensor_params *out);
+bool cuda_has_tensor_floor(const struct device *dev, const struct device_kernel *kernel);
+enum mf_status cuda_enqueue_floor(struct device *dev, int layer, const int32_t *experts, int active, struct error *err);
+enum mf_status cuda_enqueue_tensor_floor(struct device *dev, const struct device_kernel *kernel, int layer, const int32_t *experts, int active,
+                                         struct error *err);
 
 #endif

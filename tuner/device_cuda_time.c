@@ -24,7 +24,6 @@
 #include "datagen.h"
 #include "reference.h"
 #include "spec.h"
-#include "tools/floor_params.h"
 
 #define TIMED_REPLAYS 2
 #define ROUND_TIMEOUT_MS 20000
@@ -54,14 +53,14 @@ void cuda_close_profile(struct device *dev)
       dev->api.p_cuGraphExecDestroy(pf->graphs[i]);
   if(pf->floor != NULL)
     dev->api.p_cuGraphExecDestroy(pf->floor);
+  if(pf->floor_tensor != NULL)
+    dev->api.p_cuGraphExecDestroy(pf->floor_tensor);
   if(pf->begin != NULL)
     dev->api.p_cuEventDestroy(pf->begin);
   if(pf->end != NULL)
     dev->api.p_cuEventDestroy(pf->end);
   if(pf->inputs != 0)
     dev->api.p_cuMemFree(pf->inputs);
-  if(pf->experts != 0)
-    dev->api.p_cuMemFree(pf->experts);
   free(pf->graphs);
   free(pf->kernels);
   memset(pf, 0, sizeof(*pf));
@@ -121,14 +120,9 @@ static enum mf_status upload(struct device *dev, const struct inputs *in, struct
 {
   struct cuda_profile *pf = &dev->profile;
   const size_t bytes = (size_t)pf->launches * in->launch_bytes;
-  const size_t expert_bytes = (size_t)pf->launches * (size_t)problem_stored_experts(&dev->problem) * sizeof(int32_t);
   CUresult result = dev->api.p_cuMemAlloc(&pf->inputs, bytes);
   if(result == CUDA_SUCCESS)
-    result = dev->api.p_cuMemAlloc(&pf->experts, expert_bytes);
-  if(result == CUDA_SUCCESS)
     result = dev->api.p_cuMemcpyHtoD(pf->inputs, in->bytes, bytes);
-  if(result == CUDA_SUCCESS)
-    result = dev->api.p_cuMemcpyHtoD(pf->experts, in->experts, expert_bytes);
   return result == CUDA_SUCCESS ? MF_OK : cuda_failed(&dev->api, result, err, "uploading the inputs of a profile");
 }
 
@@ -178,41 +172,28 @@ static enum mf_status enqueue_kernel(struct device *dev, const struct device_ker
   return MF_OK;
 }
 
-static enum mf_status enqueue_floor(struct device *dev, const int *counts, struct error *err)
+/* 'tensor': the kernel whose way of reading is taken; NULL: long copies. */
+static enum mf_status enqueue_floor(struct device *dev, const struct device_kernel *tensor, const struct inputs *in, struct error *err)
 {
-  const struct cuda_profile *pf = &dev->profile;
-  const int64_t matrix = (int64_t)dev->problem.intermediate * dev->problem.hidden;
-  CUlaunchConfig config;
-  memset(&config, 0, sizeof(config));
-  config.gridDimX = (unsigned)dev->info.sms;
-  config.gridDimY = config.gridDimZ = 1;
-  config.blockDimX = MF_FLOOR_THREADS;
-  config.blockDimY = config.blockDimZ = 1;
-  config.sharedMemBytes = MF_FLOOR_SHARED_BYTES;
-  config.hStream = dev->stream;
-  for(int i = 0; i < pf->launches; i++) {
-    const struct cuda_layer *layer = &dev->layers[i % dev->nlayers];
-    struct mf_floor_params params = {.w13 = layer->weights.w13, .w2 = layer->weights.w2, .up_bytes = 2 * matrix, .down_bytes = matrix, .active = counts[i],
-                                     .ctas = dev->info.sms};
-    void *args[] = {&params};
-    CUresult result;
-    params.experts = (const int32_t *)(uintptr_t)(pf->experts + (CUdeviceptr)i * (CUdeviceptr)problem_stored_experts(&dev->problem) * sizeof(int32_t));
-    result = dev->api.p_cuLaunchKernelEx(&config, dev->floor, args, NULL);
-    if(result != CUDA_SUCCESS)
-      return cuda_failed(&dev->api, result, err, "launching the floor kernel in a graph");
+  enum mf_status rc = MF_OK;
+  for(int i = 0; i < dev->profile.launches && rc == MF_OK; i++) {
+    const int32_t *experts = in->experts + (size_t)i * (size_t)problem_stored_experts(&dev->problem);
+    rc = tensor == NULL ? cuda_enqueue_floor(dev, i % dev->nlayers, experts, in->counts[i], err)
+                        : cuda_enqueue_tensor_floor(dev, tensor, i % dev->nlayers, experts, in->counts[i], err);
   }
-  return MF_OK;
+  return rc;
 }
 
-/* The graph of one kernel, or of the floor (counts: active experts of each launch) if kernel is NULL. */
-static enum mf_status capture(struct device *dev, const struct device_kernel *kernel, const int *counts, CUgraphExec *out, struct error *err)
+/* The graph of one kernel, or if there is none of a floor ('tensor' as in enqueue_floor()). */
+static enum mf_status capture(struct device *dev, const struct device_kernel *kernel, const struct device_kernel *tensor, const struct inputs *in,
+                              CUgraphExec *out, struct error *err)
 {
   CUgraph graph = NULL;
   CUresult result = dev->api.p_cuStreamBeginCapture(dev->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
   enum mf_status rc;
   if(result != CUDA_SUCCESS)
     return cuda_failed(&dev->api, result, err, "beginning a capture");
-  rc = kernel != NULL ? enqueue_kernel(dev, kernel, err) : enqueue_floor(dev, counts, err);
+  rc = kernel != NULL ? enqueue_kernel(dev, kernel, err) : enqueue_floor(dev, tensor, in, err);
   result = dev->api.p_cuStreamEndCapture(dev->stream, &graph);
   if(rc == MF_OK && result == CUDA_SUCCESS)
     result = dev->api.p_cuGraphInstantiateWithFlags(out, graph, 0);
@@ -262,9 +243,11 @@ static enum mf_status make_graphs(struct device *dev, const struct inputs *in, s
   enum mf_status rc;
   if(back == NULL)
     return error_set(err, MF_ERR_NOMEM, "no memory for the outputs of a profile");
-  rc = capture(dev, NULL, in->counts, &pf->floor, err);
+  rc = capture(dev, NULL, NULL, in, &pf->floor, err);
+  if(rc == MF_OK && cuda_has_tensor_floor(dev, pf->kernels[0]))
+    rc = capture(dev, NULL, pf->kernels[0], in, &pf->floor_tensor, err);
   for(int i = 0; i < pf->count && rc == MF_OK; i++) {
-    rc = capture(dev, pf->kernels[i], in->counts, &pf->graphs[i], err);
+    rc = capture(dev, pf->kernels[i], NULL, in, &pf->graphs[i], err);
     if(rc == MF_OK)
       rc = prove(dev, pf->kernels[i], pf->graphs[i], in, back, err);
   }
@@ -388,5 +371,17 @@ enum mf_status cuda_time_round(struct device *dev, const bool *run, int round, d
   }
   *floor_us = (ends[0] + ends[1]) / 2;
   *active = dev->profile.active;
+  return rc;
+}
+
+enum mf_status cuda_time_floors(struct device *dev, double us[2], struct error *err)
+{
+  enum mf_status rc;
+  if(dev->profile.floor == NULL)
+    return error_set(err, MF_ERR_USAGE, "time_floors: no profile is open");
+  us[1] = NAN;
+  rc = time_graph(dev, dev->profile.floor, &us[0], err);
+  if(rc == MF_OK && dev->profile.floor_tensor != NULL)
+    rc = time_graph(dev, dev->profile.floor_tensor, &us[1], err);
   return rc;
 }

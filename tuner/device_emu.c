@@ -56,7 +56,7 @@ static void gen_bias(void **params)
 }
 
 static const struct emu_builtin builtins[] = {
-    {"mf_gen_weights", gen_weights}, {"mf_gen_scales", gen_scales}, {"mf_gen_bias", gen_bias}, {"mf_floor", NULL}, /* for timing */
+    {"mf_gen_weights", gen_weights}, {"mf_gen_scales", gen_scales}, {"mf_gen_bias", gen_bias}, {"mf_floor", NULL}, {"mf_floor_tensor", NULL}, /* for timing */
 };
 
 /* ---- this machine ---- */
@@ -289,6 +289,12 @@ static enum mf_status emu_time_round(struct device *dev, const bool *run, int ro
   return error_set(err, MF_ERR_UNSUPPORTED, "the emulated device has no times: they need a GPU");
 }
 
+static enum mf_status emu_time_floors(struct device *dev, double us[2], struct error *err)
+{
+  (void)dev, (void)us;
+  return error_set(err, MF_ERR_UNSUPPORTED, "the emulated device has no times: they need a GPU");
+}
+
 static enum mf_status emu_trace(struct device *dev, struct device_kernel *kernel, const struct device_trace *what, void *area, struct error *err)
 {
   const struct test_case first = device_profile_case(what->tokens, what->routing, what->seed, 0);
@@ -310,5 +316,6 @@ const struct device_ops device_emu = {
     .run_case = emu_run_case,
     .open_profile = emu_open_profile,
     .time_round = emu_time_round,
+    .time_floors = emu_time_floors,
     .trace = emu_trace,
 };

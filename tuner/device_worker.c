@@ -455,6 +455,18 @@ static enum mf_status do_round(struct child *c, const struct frame *req, struct 
   return MF_OK;
 }
 
+static enum mf_status do_floors(struct child *c, const struct frame *req, struct frame *reply, struct error *err)
+{
+  double us[2] = {0, 0};
+  enum mf_status rc = need_device(c, err);
+  (void)req;
+  if(rc == MF_OK)
+    rc = c->ops->time_floors(c->dev, us, err);
+  json_object_set_new(reply->head, "bytes_us", wire_number(us[0]));
+  json_object_set_new(reply->head, "tensor_us", wire_number(us[1]));
+  return rc;
+}
+
 /* ---- trace ---- */
 static enum mf_status do_trace(struct child *c, const struct frame *req, struct frame *reply, struct error *err)
 {
@@ -482,7 +494,7 @@ static const struct {
 } requests[] = {
     {"probe", do_probe}, {"doctor", do_doctor}, {"tool", do_tool},   {"reference", do_reference}, {"open", do_open},   {"problem", do_problem},
     {"kernel", do_kernel}, {"unload", do_unload}, {"check", do_check}, {"lock", do_lock},         {"profile", do_profile}, {"round", do_round},
-    {"trace", do_trace},
+    {"floors", do_floors}, {"trace", do_trace},
 };
 
 static enum mf_status answer(struct child *c, const struct frame *req, struct frame *reply, struct error *err)

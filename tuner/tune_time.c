@@ -11,6 +11,7 @@
 #include "select.h"
 #include "sha256.h"
 #include "timing.h"
+#include "tools/floor_params.h"
 #include "tune.h"
 
 #define MOST_DEATHS 2
@@ -43,7 +44,8 @@ static void make_timing_key(const struct tuner *t, char key[KEY_LEN])
   struct sha256 ctx;
   store_device_key(&t->target.dev, device_key);
   sha256_init(&ctx);
-  sha256_add(&ctx, line, (size_t)snprintf(line, sizeof(line), "timing %d device %s driver %d", TIMING_POLICY_VERSION, device_key, t->target.dev.driver_version));
+  sha256_add(&ctx, line, (size_t)snprintf(line, sizeof(line), "timing %d floor %d device %s driver %d", TIMING_POLICY_VERSION, MF_FLOOR_VERSION, device_key,
+                                     t->target.dev.driver_version));
   sha256_end(&ctx, digest);
   sha256_hex(digest, key);
 }

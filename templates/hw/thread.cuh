@@ -56,7 +56,15 @@ MF_DEVICE uint64_t clock()
   return t;
 }
 
-// %clock, read when `loaded` has arrived: the read is predicated on it. (0 if it is the one bit pattern that no load here has.)
+// %clock: the low word of clock().
+MF_DEVICE uint32_t clock_low()
+{
+  uint32_t t;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(t) :: "memory");
+  return t;
+}
+
+// The same, read when `loaded` has arrived: the read is predicated on it. (0 if it is the one bit pattern that no load here has.)
 MF_DEVICE uint32_t clock_behind(uint32_t loaded)
 {
   uint32_t t;

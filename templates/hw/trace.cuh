@@ -34,7 +34,7 @@ MF_DEVICE Trace make_trace(uint32_t *record)
 MF_DEVICE Moment now()
 {
 #ifdef MF_TRACE
-  return Moment{(uint32_t)clock()};
+  return Moment{clock_low()};
 #else
   return Moment{};
 #endif
@@ -93,8 +93,8 @@ MF_DEVICE void note_pair(const Trace &trace, int word)
 struct Stopwatch {
 #ifdef MF_TRACE
   uint32_t sum = 0, since = 0;
-  MF_DEVICE void start() { since = (uint32_t)clock(); }
-  MF_DEVICE void stop() { sum += (uint32_t)clock() - since; }
+  MF_DEVICE void start() { since = clock_low(); }
+  MF_DEVICE void stop() { sum += clock_low() - since; }
   MF_DEVICE uint32_t total() const { return sum; }
 #else
   MF_DEVICE void start() {}
