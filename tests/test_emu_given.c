@@ -1,5 +1,6 @@
 /* test_emu_given.c - variants of the operator on the emulated device, each against the reference, on one workspace: what the engine has routed (ids and
- * weights of the call instead of logits; ids are repeated or missing; experts of other ranks, zero experts), and shared experts, with gates and without.
+ * weights of the call instead of logits; ids are repeated or missing; experts of other ranks, zero experts), shared experts, with gates and without, clamps and
+ * slopes of the activation, weights on the input.
  * Kernels that are wrong in one place must be found. (What the router itself makes of difficult ids is tested bit by bit in test_emu_routing.c.) */
 #include "emu_fixture.h"
 
@@ -20,14 +21,18 @@ static const struct row {
      {BASE, .experts = 64, .expert_begin = 32, .expert_count = 32, .top_k = 8, .intermediate = 48, .intermediate_offset = 96, .score = MF_SCORE_SIGMOID, .select_bias = 1, .renormalize = 1,
       .logits_dtype = MF_DTYPE_F32, .shared_experts = 2}},
     {"given 8/2, three gated shared experts, f32", {BASE, ALL(8), .top_k = 2, .intermediate = 32, .score = MF_SCORE_GIVEN, .logits_dtype = MF_DTYPE_F32, .shared_experts = 3 + MF_SHARED_GATED}},
+    {"softmax 16/2, limit 0.5, alpha 1.702", {BASE, ALL(16), .top_k = 2, .intermediate = 80, .intermediate_offset = 80, .renormalize = 1, .swiglu_limit = 0.5f, .swiglu_alpha = 1.702f}},
+    {"sigmoid 16/1 on the input, one shared expert", {BASE, ALL(16), .top_k = 1, .intermediate = 64, .score = MF_SCORE_SIGMOID, .weight_on_input = 1, .shared_experts = 1}},
+    {"given 12/3 on the input, experts 6..11, limit 10, ue8m0",
+     {BASE, .experts = 12, .expert_begin = 6, .expert_count = 6, .top_k = 3, .intermediate = 32, .score = MF_SCORE_GIVEN, .weight_on_input = 1, .swiglu_limit = 10, .act_scale = MF_ACT_SCALE_UE8M0}},
 };
 #define ROWS ((int)(sizeof(rows) / sizeof(rows[0])))
-enum { GIVEN = 0, GATED = 3 };
+enum { GIVEN = 0, GATED = 3, CLAMPED = 6, ON_INPUT = 7 };
 
 /* Of given ids, ties names experts twice; neg_inf has tokens with fewer and one without any, and a gate that is closed. */
 static const struct test_case cases[] = {
     {1, ROUTING_UNIFORM, CASE_NORMAL, 1}, {2, ROUTING_TIES, CASE_NORMAL, 2},  {3, ROUTING_UNIFORM, CASE_NEG_INF, 3}, {5, ROUTING_TIES, CASE_NEG_INF, 4},
-    {8, ROUTING_ZIPF, CASE_NORMAL, 5},    {1, ROUTING_TIES, CASE_NEG_INF, 6}, {8, ROUTING_TIES, CASE_NORMAL, 7},
+    {8, ROUTING_ZIPF, CASE_NORMAL, 5},    {3, ROUTING_ZIPF, CASE_HUGE_SCALE, 8}, {2, ROUTING_UNIFORM, CASE_TINY_SCALE, 9},     {1, ROUTING_TIES, CASE_NEG_INF, 6}, {8, ROUTING_TIES, CASE_NORMAL, 7},
 };
 #define CASES ((int)(sizeof(cases) / sizeof(cases[0])))
 
@@ -65,6 +70,9 @@ static const struct mutant {
     {"rows_of_weights_are_those_of_ids", "stream/route_given.cuh", "token * c.p.weights_pitch", "0 * c.p.weights_pitch", GIVEN, GATE_WEIGHT},
     {"the_gate_is_the_first_token_s", "stream/route.cuh", "(size_t)token * c.p.gate_pitch", "(size_t)0 * c.p.gate_pitch", GATED, GATE_WEIGHT},
     {"a_shared_expert_is_the_first_routed_one", "stream/route.cuh", "c.sm.experts[c.lane - L::kTopK] = (L::kLocalExperts + c", "c.sm.experts[c.lane - L::kTopK] = (c", GATED, GATE_H},
+    {"up_is_not_clamped_from_below", "stream/handoff.cuh", "up < -kLimit ? -kLimit : up", "up", CLAMPED, GATE_H},
+    {"alpha_is_forgotten", "stream/handoff.cuh", "hw::fast_exp(-Shape::kSwigluAlpha * gate)", "hw::fast_exp(-gate)", CLAMPED, GATE_H},
+    {"weights_on_the_input_count_again", "stream/handoff.cuh", "L::Shape::kWeightOnInput ? 1.0f : c.sm", "c.sm", ON_INPUT, GATE_Y_GIVEN_H},
     {"the_producer_waits_for_no_list", "stream/producer.cuh", "      if(!turn.exists(active)) {\n", "      if(false) {\n", GATED, GATE_H},
 };
 #define MUTANTS ((int)(sizeof(mutants) / sizeof(mutants[0])))

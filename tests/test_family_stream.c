@@ -232,6 +232,38 @@ START_TEST(routers_of_every_kind)
 }
 END_TEST
 
+/* What the finalisers do between the projections. */
+static const struct {
+  float limit, alpha;
+  int on_input, shared;
+} activations[] = {{7, 1.702f, 0, 0}, {10, 0, 0, 1 + MF_SHARED_GATED}, {0, 0, 1, 1}, {0.1f, 0.3f, 1, 0}};
+
+START_TEST(activations_of_every_kind)
+{
+  const struct device_info dev = device("h200");
+  struct mf_problem p = problem_of_router(128, 4, MF_SCORE_SIGMOID);
+  struct schedule sched = {.family = &family_stream};
+  struct artifact art = {0};
+  struct verdict why = {0};
+  struct error err = {MF_OK, ""};
+  struct mf_stream_meta meta;
+  p.swiglu_limit = activations[_i].limit;
+  p.swiglu_alpha = activations[_i].alpha;
+  p.weight_on_input = activations[_i].on_input;
+  p.shared_experts = activations[_i].shared;
+  ck_assert_msg(family_stream.serves(&p, 8, &dev, &why) == MF_OK, "rule %s: %s", why.rule, why.detail);
+  family_stream.default_schedule(&p, 1, &dev, &sched);
+  compile(&p, &sched, &dev, &art);
+  ck_assert_msg(cubin_read_symbol(art.cubin, art.cubin_bytes, "mf_meta", &meta, sizeof(meta), &err) == MF_OK, "%s", err.text);
+  ck_assert_msg(family_stream.check_meta(&meta, sizeof(meta), &p, &sched, &dev, &why) == MF_OK, "%s", why.detail);
+  ck_assert_msg(limits_after_compile(&p, &sched, &dev, &art, &why) == MF_OK, "rule %s: %s", why.rule, why.detail);
+  meta.swiglu_limit += 1;
+  ck_assert_int_eq(family_stream.check_meta(&meta, sizeof(meta), &p, &sched, &dev, &why), MF_REJECTED);
+  ck_assert_ptr_nonnull(strstr(why.detail, "swiglu_limit"));
+  artifact_free(&art);
+}
+END_TEST
+
 START_TEST(routers_that_are_refused)
 {
   static const struct {
@@ -243,7 +275,7 @@ START_TEST(routers_that_are_refused)
       {4, 2, MF_SCORE_SOFTMAX, 0, 0, 1, 0, 0, 0, "experts", 8},         {1024, 2, MF_SCORE_SOFTMAX, 0, 0, 1, 8, 0, 0, "experts", 1024},
       {64, 23, MF_SCORE_SOFTMAX, 0, 0, 1, 0, 0, 0, "top_k", 22},        {64, 4, MF_SCORE_TOPK_SOFTMAX, 1, 0, 1, 0, 0, 0, "router", MF_SCORE_SOFTMAX},
       {160, 4, MF_SCORE_SIGMOID, 0, 0, 8, 0, 0, 0, "groups", 1},        {192, 4, MF_SCORE_SIGMOID, 0, 0, 3, 0, 0, 0, "groups", 1},
-      {64, 20, MF_SCORE_SOFTMAX, 0, 0, 1, 0, 3, 0, "top_k", 19},        {64, 1, MF_SCORE_SIGMOID, 0, 0, 1, 0, 0, 1, "feature", 0},
+      {64, 20, MF_SCORE_SOFTMAX, 0, 0, 1, 0, 3, 0, "top_k", 19},        {64, 1, MF_SCORE_SIGMOID, 0, 0, 1, 0, 1 + MF_SHARED_GATED, 1, "feature", 0},
       {64, 4, MF_SCORE_GIVEN, 1, 0, 1, 0, 0, 0, "router", MF_SCORE_SOFTMAX},
   };
   const struct device_info dev = device("h200");
@@ -404,6 +436,7 @@ int main(void)
   tcase_add_loop_test(tc, sizes_without_a_common_divisor, 0, SIZES);
   tcase_add_test(tc, sizes_that_are_refused);
   tcase_add_loop_test(tc, routers_of_every_kind, 0, ROUTERS);
+  tcase_add_loop_test(tc, activations_of_every_kind, 0, (int)(sizeof(activations) / sizeof(activations[0])));
   tcase_add_test(tc, routers_that_are_refused);
   tcase_add_test(tc, softmax_over_the_chosen_is_renormalised_softmax);
   tcase_add_test(tc, recipes_of_given_experts_are_of_version_2);

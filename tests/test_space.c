@@ -150,8 +150,7 @@ static const struct {
     {"intermediate", offsetof(struct mf_problem, intermediate), 24},
     {"groups", offsetof(struct mf_problem, groups), 3},
     {"experts", offsetof(struct mf_problem, zero_experts), 4},
-    {"feature", offsetof(struct mf_problem, weight_on_input), 1},
-    {"feature", offsetof(struct mf_problem, shared_experts), 1},
+    {"top_k", offsetof(struct mf_problem, shared_experts), 15},
 };
 
 START_TEST(unserved_shapes_name_the_rule)

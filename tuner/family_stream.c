@@ -42,7 +42,7 @@ static const struct knob knobs[STREAM_KNOBS] = {
   X(RULE_MEMORY, "memory", "x, h of all ranks and the smallest ring fit into shared memory")                  \
   X(RULE_ROUTER, "router", "softmax over the chosen and given experts go without a bias and groups")           \
   X(RULE_GROUPS, "groups", "a power of two, up to 32 groups; a multiple of 64 experts: whole lanes of the router") \
-  X(RULE_FEATURE, "feature", "no clamps, weights on the input yet")                                             \
+  X(RULE_FEATURE, "feature", "no gated shared experts where weights multiply the input")                       \
   X(RULE_DOWN_ROWS, "down_rows", "at most 64 rows of w2 per CTA")                                             \
   X(RULE_RING, "ring", "the scale slots must outlive the ring")                                               \
   X(RULE_FLIGHT, "flight", "no more stages in flight than the ring has")                                      \
@@ -180,11 +180,6 @@ static enum mf_status reject(struct verdict *why, enum stream_rule rule, long ha
 
 /* ---- what the family serves ---- */
 
-static bool plain_features(const struct mf_problem *p)
-{
-  return p->weight_on_input == 0 && p->swiglu_limit <= 0 && (p->swiglu_alpha <= 0 || (p->swiglu_alpha >= 1 && p->swiglu_alpha <= 1));
-}
-
 static enum mf_status stream_serves(const struct mf_problem *p, int tokens, const struct device_info *dev, struct verdict *why)
 {
   const int lanes_per_group = p->groups > 0 ? 32 / p->groups : 0, columns = p->experts + p->zero_experts;
@@ -209,7 +204,7 @@ static enum mf_status stream_serves(const struct mf_problem *p, int tokens, cons
     return reject(why, RULE_ROUTER, p->score, MF_SCORE_SOFTMAX, MF_SCORE_SOFTMAX, NULL);
   if(p->groups != 1 && (p->experts % 64 != 0 || lanes_per_group * p->groups != 32))
     return reject(why, RULE_GROUPS, p->groups, 32, 1, NULL);
-  if(!plain_features(p))
+  if(p->weight_on_input != 0 && problem_shared_gated(p))
     return reject(why, RULE_FEATURE, 1, 0, 0, NULL);
   down_rows = rows_per_cta(p->hidden, dev->sms);
   if(down_rows > MAX_DOWN_ROWS)
@@ -280,6 +275,12 @@ static const char *const scorings[] = {[MF_STREAM_SOFTMAX] = "MF_STREAM_SOFTMAX"
                                        [MF_STREAM_SQRT_SOFTPLUS] = "MF_STREAM_SQRT_SOFTPLUS", [MF_STREAM_PROBABILITY] = "MF_STREAM_PROBABILITY",
                                        [MF_STREAM_GIVEN] = "MF_STREAM_GIVEN"};
 
+/* 0 stands for SiLU, as 1 does. */
+static float alpha_of(const struct mf_problem *p)
+{
+  return p->swiglu_alpha > 0 ? p->swiglu_alpha : 1.0f;
+}
+
 static void stream_emit(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev, struct strbuf *out)
 {
   const struct layout l = make_layout(p, sched, dev);
@@ -308,6 +309,9 @@ static void stream_emit(const struct mf_problem *p, const struct schedule *sched
   strbuf_printf(out, "  static constexpr int kRenormalise = %d;\n", p->renormalize != 0 || p->score == MF_SCORE_TOPK_SOFTMAX);
   strbuf_printf(out, "  static constexpr int kLogitsF32 = %d;\n", p->logits_dtype == MF_DTYPE_F32);
   strbuf_printf(out, "  static constexpr int kActScaleUe8m0 = %d; // 1: activation scales are powers of two\n", p->act_scale == MF_ACT_SCALE_UE8M0);
+  strbuf_printf(out, "  static constexpr int kWeightOnInput = %d; // 1: routing weights multiply x instead of y\n", p->weight_on_input != 0);
+  strbuf_printf(out, "  static constexpr float kSwigluLimit = %af; // of gate and up; 0: none\n", (double)p->swiglu_limit);
+  strbuf_printf(out, "  static constexpr float kSwigluAlpha = %af; // gate * sigmoid(alpha * gate)\n", (double)alpha_of(p));
   strbuf_printf(out, "};\n\nstruct Schedule {\n");
   strbuf_printf(out, "  static constexpr int kGridCtas = %d; // one per multiprocessor\n", l.grid);
   strbuf_printf(out, "  static constexpr int kDownCtas = %d; // own %d rows of w2 each\n", l.down_ctas, l.down_rows);
@@ -474,6 +478,13 @@ static enum mf_status meta_differs(struct verdict *why, const char *what, long k
   return MF_REJECTED;
 }
 
+static long float_bits(float value)
+{
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return (long)bits;
+}
+
 static enum mf_status stream_check_meta(const void *meta, size_t bytes, const struct mf_problem *p, const struct schedule *sched,
                                         const struct device_info *dev, struct verdict *why)
 {
@@ -495,6 +506,9 @@ static enum mf_status stream_check_meta(const void *meta, size_t bytes, const st
       {"expert_count", (long)m->expert_count, p->expert_count},
       {"shared_experts", (long)m->shared_experts, problem_shared(p)},
       {"shared_gate", (long)m->shared_gate, problem_shared_gated(p)},
+      {"weight_on_input", (long)m->weight_on_input, p->weight_on_input},
+      {"swiglu_limit, as bits", float_bits(m->swiglu_limit), float_bits(p->swiglu_limit)},
+      {"swiglu_alpha, as bits", float_bits(m->swiglu_alpha), float_bits(alpha_of(p))},
       {"scoring", (long)m->scoring, scoring_of(p)},
       {"bias", (long)m->bias, p->select_bias},
       {"groups", (long)m->groups, p->groups},

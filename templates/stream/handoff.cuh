@@ -3,7 +3,7 @@
 // Who runs it   helper warps: the first kReduceBuffers finalise units, the others load h.
 //
 // Finaliser b
-//   Reads       reduce[b][..] and reduce_unit[b], experts[], rank[].
+//   Reads       reduce[b][..] and reduce_unit[b], experts[], rank[], with weights on the input weight[].
 //   Writes      h of the launch's parity (workspace, relaxed stores), published[b]; finaliser 0 also draws tickets.
 //   Waits for   reduce_full[b] (the consumers). A buffer always belongs to the same warp: phases must be seen in turn.
 //   Visible by  reduce_empty[b] for the buffer; h carries its own flag (below); ticket[] by a release store.
@@ -80,7 +80,33 @@ struct TicketDrawer {
   }
 };
 
-// Finaliser `b`: sums the 8 warps' partial sums of a unit, h = silu(gate) * up, publishes 8 features of the routed tokens.
+// h of one feature: gate * sigmoid(alpha * gate) * up, both clamped before if there is a limit.
+template <class L>
+MF_DEVICE float activate(float gate, float up)
+{
+  using Shape = typename L::Shape;
+  if constexpr(Shape::kSwigluLimit > 0.0f) {
+    constexpr float kLimit = Shape::kSwigluLimit;
+    gate = gate > kLimit ? kLimit : gate;
+    up = up > kLimit ? kLimit : up < -kLimit ? -kLimit : up;
+  }
+  float e;
+  if constexpr(Shape::kSwigluAlpha == 1.0f)
+    e = hw::fast_exp(-gate);
+  else
+    e = hw::fast_exp(-Shape::kSwigluAlpha * gate);
+  return hw::fast_divide(gate, 1.0f + e) * up;
+}
+
+// The routing weight that multiplies a token's input to the slot's expert, which is the same as multiplying gate and up.
+template <class L>
+MF_DEVICE float input_weight(const Context<L> &c, int slot, int token)
+{
+  const bool routed = (c.sm.experts[slot] >> (16 + token)) & 1; // else nobody has written a weight
+  return routed ? c.sm.weight[token][c.sm.cleared.rank[slot][token]] : 0.0f;
+}
+
+// Finaliser `b`: sums the 8 warps' partial sums of a unit, h = activate(gate, up), publishes 8 features of the routed tokens.
 template <class L>
 MF_DEVICE void finalise_units(const Context<L> &c, int b, uint32_t launch)
 {
@@ -116,8 +142,12 @@ MF_DEVICE void finalise_units(const Context<L> &c, int b, uint32_t launch)
       for(int w = 0; w < o; ++w)
         v[w] = hw::F32x4{v[w].x + v[w + o].x, v[w].y + v[w + o].y, v[w].z + v[w + o].z, v[w].w + v[w + o].w};
     }
-    const float h0 = hw::fast_divide(v[0].x, 1.0f + hw::fast_exp(-v[0].x)) * v[0].z;
-    const float h1 = hw::fast_divide(v[0].y, 1.0f + hw::fast_exp(-v[0].y)) * v[0].w;
+    if constexpr(L::Shape::kWeightOnInput) {
+      const float w0 = input_weight(c, slot, 2 * (c.lane & 3)), w1 = input_weight(c, slot, 2 * (c.lane & 3) + 1);
+      v[0] = hw::F32x4{v[0].x * w0, v[0].y * w1, v[0].z * w0, v[0].w * w1};
+    }
+    const float h0 = activate<L>(v[0].x, v[0].z);
+    const float h1 = activate<L>(v[0].y, v[0].w);
     const float partner = hw::shuffle_xor(odd ? h0 : h1, 4);
     const uint32_t pair = odd ? hw::to_bf16_pair(partner, h1) : hw::to_bf16_pair(h0, partner);
     trace_first(c, MF_HELPER_FIRST, done); // stamped ahead of the store: nobody can have seen it earlier
@@ -199,14 +229,14 @@ struct HRow {
     return hw::all_lanes(there);
   }
 
-  // Where the row goes: column h_column(rank, token) of its h group. The routing weight goes into the scale.
+  // Where the row goes: column h_column(rank, token) of its h group. The routing weight goes into the scale, if it has not multiplied the input.
   struct Target {
     int group, column;
     float weight;
   };
   MF_DEVICE Target target(const Context<L> &c) const
   {
-    return Target{c.h_group(rank), c.h_column(rank, token), c.sm.weight[token][rank]};
+    return Target{c.h_group(rank), c.h_column(rank, token), L::Shape::kWeightOnInput ? 1.0f : c.sm.weight[token][rank]};
   }
 
   MF_DEVICE static void place(const Context<L> &c, const Target &to, const hw::U32x2 *quantised, const float *scale)

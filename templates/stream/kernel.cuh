@@ -248,6 +248,9 @@ MF_ANYWHERE constexpr mf_stream_meta make_meta()
   m.hand_off = L::kHandOff;
   m.shared_experts = L::kShared;
   m.shared_gate = Shape::kSharedGate;
+  m.weight_on_input = Shape::kWeightOnInput;
+  m.swiglu_limit = Shape::kSwigluLimit;
+  m.swiglu_alpha = Shape::kSwigluAlpha;
   return m;
 }
 

@@ -173,6 +173,8 @@ struct Layout {
   static_assert(kExperts >= 1 && kColumns <= MF_STREAM_MAX_COLUMNS, "experts: an index of 10 bits, at most 32 per lane of the routing warp");
   static_assert(kExpertBegin >= 0 && kLocalExperts >= 1 && kExpertBegin + kLocalExperts <= kExperts, "expert_begin: this rank's experts exist");
   static_assert(kTopK >= 1 && kTopK <= kColumns && kRanks <= MF_STREAM_MAX_TOPK, "topk: a lane per pick, a byte of a column mask per h group");
+  static_assert(!Shape::kWeightOnInput || !Shape::kSharedGate, "weight_on_input: the weight of a shared expert would multiply its input");
+  static_assert(Shape::kSwigluLimit >= 0.0f && Shape::kSwigluAlpha > 0.0f, "swiglu: 0 for no limit, 1 for SiLU");
   static_assert(kShared >= 0 && (kShared > 0 || !Shape::kSharedGate), "shared_experts: a gate has an expert");
   static_assert(kMaxSlots <= 256, "topk: a slot's number is a byte");
   static_assert(kHidden % 128 == 0 && kHidden >= 1024 && kHidden <= 8192, "hidden: whole k-blocks, a unit's scale rows in one cp.async per lane");

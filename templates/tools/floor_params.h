@@ -11,7 +11,7 @@
 #define MF_FLOOR_STAGE_BYTES 16384
 #define MF_FLOOR_THREADS 128
 #define MF_FLOOR_SHARED_BYTES (MF_FLOOR_STAGES * MF_FLOOR_STAGE_BYTES + 1024) /* dynamic: ring, barriers */
-#define MF_FLOOR_MAX_EXPERTS 256   /* of a launch */
+#define MF_FLOOR_MAX_EXPERTS 1024  /* of a launch */
 
 /* The same matrix of all active experts. Pieces are numbered expert by expert; CTA c of the grid copies share + (c < rest) of them, in turn. What a CTA
  * would have to divide for is worked out by the host: its first copy shall leave as early as that of a kernel can. */
