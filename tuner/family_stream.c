@@ -61,7 +61,6 @@ static const struct rule rules[STREAM_RULES] = {
 /* Sizes that follow from problem, schedule and device: the host's twin of struct Layout in layout.cuh. */
 struct layout {
   int kblocks, hblocks;   /* of w13 and of w2; the latter are those of the unsharded matrix, the first and last may be partly other ranks' */
-  bool whole_hblocks;     /* none is */
   int units, unit_stages; /* up units per expert, stages per unit */
   int grid, down_ctas, down_rows;
   int down_row_blocks;    /* scale blocks that a CTA's rows touch */
@@ -105,7 +104,7 @@ static int fewest_scale_slots(int ring, int unit_stages)
 }
 
 /* MF_STREAM_* of the problem's policy. Top-k, then softmax over the chosen, is the softmax that is renormalised. */
-static int scoring_of(const struct mf_problem *p)
+int stream_scoring(const struct mf_problem *p)
 {
   switch((enum mf_score)p->score) {
     case MF_SCORE_SIGMOID: return MF_STREAM_SIGMOID;
@@ -117,16 +116,16 @@ static int scoring_of(const struct mf_problem *p)
 }
 
 /* Whether selection goes through tables in shared memory: scores and orders of every expert. */
-static bool has_scores(const struct mf_problem *p)
+bool stream_has_scores(const struct mf_problem *p)
 {
-  return scoring_of(p) != MF_STREAM_SOFTMAX || p->logits_dtype == MF_DTYPE_F32;
+  return stream_scoring(p) != MF_STREAM_SOFTMAX || p->logits_dtype == MF_DTYPE_F32;
 }
 
 /* The layout's struct Shared, field by field. */
 static long shared_size(const struct mf_problem *p, const struct layout *l, int ring, int loaders)
 {
   const long mask_bytes = 8L * ceil_div(p->top_k, 8), rank_slots = p->top_k > 8 ? p->top_k : 8, local = align_up(p->expert_count, 32);
-  const long columns = has_scores(p) ? align_up(p->experts + p->zero_experts, 4) : 1;
+  const long columns = stream_has_scores(p) ? align_up(p->experts + p->zero_experts, 4) : 1;
   const long cleared = 32L * l->kblocks + 32L * p->top_k * l->hblocks + mask_bytes * l->slots + 8L * l->slots + local;
   const long h = 1024L * p->top_k * l->hblocks, scores = 8L * MF_STREAM_MAX_TOKENS * columns; /* share their space */
   long at = (long)ring * STAGE_BYTES + 1024L * l->kblocks + (h > scores ? h : scores) + 8L * 32 * 16 * REDUCE_BUFFERS;
@@ -143,7 +142,6 @@ static struct layout make_layout(const struct mf_problem *p, const struct schedu
   struct layout l = {0};
   l.kblocks = p->hidden / 128;
   l.hblocks = ceil_div(p->intermediate_offset + p->intermediate, 128);
-  l.whole_hblocks = p->intermediate_offset == 0 && p->intermediate % 128 == 0;
   l.units = p->intermediate / 8;
   l.unit_stages = ceil_div(l.kblocks, STAGE_KBLOCKS);
   l.grid = dev->sms;
@@ -182,14 +180,11 @@ static bool plain_features(const struct mf_problem *p)
          p->swiglu_limit <= 0 && (p->swiglu_alpha <= 0 || (p->swiglu_alpha >= 1 && p->swiglu_alpha <= 1));
 }
 
-static enum mf_status stream_serves(const struct mf_problem *p, int tokens, const struct device_info *dev, struct verdict *why)
+enum mf_status stream_serves_problem(const struct mf_problem *p, const struct device_info *dev, struct verdict *why)
 {
   const int lanes_per_group = p->groups > 0 ? 32 / p->groups : 0, columns = p->experts + p->zero_experts;
   const int row_step = p->logits_dtype == MF_DTYPE_F32 ? 4 : 8;
-  long least_bytes;
   int down_rows;
-  if(tokens < 1 || tokens > MF_STREAM_MAX_TOKENS)
-    return reject(why, RULE_TOKENS, tokens, MF_STREAM_MAX_TOKENS, MF_STREAM_MAX_TOKENS, NULL);
   if(p->top_k > MF_STREAM_MAX_TOPK)
     return reject(why, RULE_TOP_K, p->top_k, MF_STREAM_MAX_TOPK, MF_STREAM_MAX_TOPK, NULL);
   if(columns < MIN_COLUMNS || columns > MF_STREAM_MAX_COLUMNS || columns % row_step != 0)
@@ -210,6 +205,18 @@ static enum mf_status stream_serves(const struct mf_problem *p, int tokens, cons
   down_rows = rows_per_cta(p->hidden, dev->sms);
   if(down_rows > MAX_DOWN_ROWS)
     return reject(why, RULE_DOWN_ROWS, down_rows, MAX_DOWN_ROWS, -1, "more than 64 rows of w2 per CTA: the device has too few multiprocessors for this hidden size");
+  return MF_OK;
+}
+
+static enum mf_status stream_serves(const struct mf_problem *p, int tokens, const struct device_info *dev, struct verdict *why)
+{
+  long least_bytes;
+  enum mf_status rc;
+  if(tokens < 1 || tokens > MF_STREAM_MAX_TOKENS)
+    return reject(why, RULE_TOKENS, tokens, MF_STREAM_MAX_TOKENS, MF_STREAM_MAX_TOKENS, NULL);
+  rc = stream_serves_problem(p, dev, why);
+  if(rc != MF_OK)
+    return rc;
   least_bytes = least_shared_bytes(p, dev);
   if(least_bytes > dev->shared_bytes_per_cta)
     return reject(why, RULE_MEMORY, least_bytes, dev->shared_bytes_per_cta, -1, NULL);
@@ -274,15 +281,8 @@ static enum mf_status stream_constrain(const struct mf_problem *p, const struct 
 static const char *const scorings[] = {[MF_STREAM_SOFTMAX] = "MF_STREAM_SOFTMAX", [MF_STREAM_SIGMOID] = "MF_STREAM_SIGMOID",
                                        [MF_STREAM_SQRT_SOFTPLUS] = "MF_STREAM_SQRT_SOFTPLUS", [MF_STREAM_PROBABILITY] = "MF_STREAM_PROBABILITY"};
 
-static void stream_emit(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev, struct strbuf *out)
+void stream_emit_shape(const struct mf_problem *p, struct strbuf *out)
 {
-  const struct layout l = make_layout(p, sched, dev);
-  char name[NAME_MAX_LEN];
-  schedule_artifact_name(sched, name, sizeof(name));
-  strbuf_printf(out, "// %s: one fused MoE decode operator, %d experts top-%d, N = %d, K = %d, 1 to %d tokens, %d CTAs.\n", name, p->experts, p->top_k,
-                p->intermediate, p->hidden, MF_STREAM_MAX_TOKENS, l.grid);
-  strbuf_printf(out, "// Emitted by moeforge (family stream, version %d); change the templates, not this file.\n", family_stream.version);
-  strbuf_printf(out, "#include \"%s\"\n\n", family_stream.entry_include);
   strbuf_printf(out, "struct Shape {\n");
   strbuf_printf(out, "  static constexpr int kExperts = %d;\n", p->experts);
   strbuf_printf(out, "  static constexpr int kTopK = %d;\n", p->top_k);
@@ -293,14 +293,27 @@ static void stream_emit(const struct mf_problem *p, const struct schedule *sched
   strbuf_printf(out, "  static constexpr int kZeroExperts = %d; // further columns of the logits, whose experts do nothing here\n", p->zero_experts);
   strbuf_printf(out, "  static constexpr int kExpertBegin = %d; // this rank holds kExpertCount experts from here on\n", p->expert_begin);
   strbuf_printf(out, "  static constexpr int kExpertCount = %d;\n", p->expert_count);
-  strbuf_printf(out, "  static constexpr int kScoring = %s;\n", scorings[scoring_of(p)]);
+  strbuf_printf(out, "  static constexpr int kScoring = %s;\n", scorings[stream_scoring(p)]);
   strbuf_printf(out, "  static constexpr int kBias = %d; // 1: a bias takes part in the selection, not in the weights\n", p->select_bias != 0);
   strbuf_printf(out, "  static constexpr int kGroups = %d;\n", p->groups);
   strbuf_printf(out, "  static constexpr int kTopGroups = %d;\n", p->groups_kept);
   strbuf_printf(out, "  static constexpr int kRenormalise = %d;\n", p->renormalize != 0 || p->score == MF_SCORE_TOPK_SOFTMAX);
   strbuf_printf(out, "  static constexpr int kLogitsF32 = %d;\n", p->logits_dtype == MF_DTYPE_F32);
   strbuf_printf(out, "  static constexpr int kActScaleUe8m0 = %d; // 1: activation scales are powers of two\n", p->act_scale == MF_ACT_SCALE_UE8M0);
-  strbuf_printf(out, "};\n\nstruct Schedule {\n");
+  strbuf_printf(out, "};\n\n");
+}
+
+static void stream_emit(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev, struct strbuf *out)
+{
+  const struct layout l = make_layout(p, sched, dev);
+  char name[NAME_MAX_LEN];
+  schedule_artifact_name(sched, name, sizeof(name));
+  strbuf_printf(out, "// %s: one fused MoE decode operator, %d experts top-%d, N = %d, K = %d, 1 to %d tokens, %d CTAs.\n", name, p->experts, p->top_k,
+                p->intermediate, p->hidden, MF_STREAM_MAX_TOKENS, l.grid);
+  strbuf_printf(out, "// Emitted by moeforge (family stream, version %d); change the templates, not this file.\n", family_stream.version);
+  strbuf_printf(out, "#include \"%s\"\n\n", family_stream.entry_include);
+  stream_emit_shape(p, out);
+  strbuf_printf(out, "struct Schedule {\n");
   strbuf_printf(out, "  static constexpr int kGridCtas = %d; // one per multiprocessor\n", l.grid);
   strbuf_printf(out, "  static constexpr int kDownCtas = %d; // own %d rows of w2 each\n", l.down_ctas, l.down_rows);
   strbuf_printf(out, "  static constexpr int kRingStages = %d;\n", sched->value[KNOB_RING]);
@@ -337,7 +350,7 @@ static void add_stride(struct mf_recipe_stride *stride, enum mf_source source, u
 #define FIELD(r, source, member, value) \
   add_field(r, source, sizeof(((struct mf_stream_params *)0)->member), offsetof(struct mf_stream_params, member), value)
 
-static void add_params(struct mf_recipe *r, const struct schedule *sched)
+void stream_add_params(struct mf_recipe *r, const struct stream_knobs *k)
 {
   FIELD(r, MF_SRC_X, x, 0);
   FIELD(r, MF_SRC_LOGITS, logits, 0);
@@ -351,20 +364,20 @@ static void add_params(struct mf_recipe *r, const struct schedule *sched)
   FIELD(r, MF_SRC_LOGITS_STRIDE, logits_pitch, 0);
   FIELD(r, MF_SRC_OUT_STRIDE, out_pitch, 0);
   FIELD(r, MF_SRC_ROUTED_SCALING, scaling, 0);
-  FIELD(r, MF_SRC_CONST, flight, sched->value[KNOB_FLIGHT]);
-  FIELD(r, MF_SRC_CONST, first_down_flight, sched->value[KNOB_FIRST_DOWN]);
-  FIELD(r, MF_SRC_CONST, static_rounds, sched->value[KNOB_STATIC]);
-  FIELD(r, MF_SRC_CONST, rotate_k, sched->value[KNOB_ROTATE]);
+  FIELD(r, MF_SRC_CONST, flight, k->flight);
+  FIELD(r, MF_SRC_CONST, first_down_flight, k->first_down_flight);
+  FIELD(r, MF_SRC_CONST, static_rounds, k->static_rounds);
+  FIELD(r, MF_SRC_CONST, rotate_k, k->rotate_k);
   FIELD(r, MF_SRC_CONST, evict_first, 1);
 }
 
-/* w13 as [k-block][expert and group of 8 rows][gate, up][row][column]: one box is a unit's 16 rows x 8 k-blocks. The strides do not grow with the
+/* w13 as [k-block][expert and group of 8 rows][gate, up][row][column]: one box is a unit's 16 rows x 'kblocks'. The strides do not grow with the
  * dimension, which the driver accepts though its documentation does not promise it. */
-static void add_up_map(struct mf_recipe *r, const struct mf_problem *p)
+void stream_add_up_map(struct mf_recipe *r, const struct mf_problem *p, int kblocks)
 {
   struct mf_recipe_map *m = &r->maps[r->nmaps++];
   const uint64_t dim[5] = {128, 8, 2, (uint64_t)p->expert_count * 2 * (uint64_t)p->intermediate / 8, (uint64_t)p->hidden / 128};
-  const uint32_t box[5] = {128, 8, 2, 1, STAGE_KBLOCKS};
+  const uint32_t box[5] = {128, 8, 2, 1, (uint32_t)kblocks};
   m->base = MF_SRC_W13;
   m->rank = 5;
   m->swizzle = 128;
@@ -379,12 +392,12 @@ static void add_up_map(struct mf_recipe *r, const struct mf_problem *p)
 
 /* w2 as [k-block][expert and row][column]: one box is a CTA's rows of one expert, all or some k-blocks. If k-blocks are shared with other ranks there is
  * but one "block", the row, and a box is a part of it that may begin before it or end behind it. */
-static void add_down_map(struct mf_recipe *r, const struct mf_problem *p, const struct layout *l)
+void stream_add_down_map(struct mf_recipe *r, const struct mf_problem *p, int rows, int kblocks)
 {
   struct mf_recipe_map *m = &r->maps[r->nmaps++];
-  const bool whole = l->whole_hblocks;
-  const uint64_t dim[5] = {whole ? 128 : (uint64_t)p->intermediate, (uint64_t)p->expert_count * (uint64_t)p->hidden, whole ? (uint64_t)l->hblocks : 1};
-  const uint32_t box[5] = {128, (uint32_t)l->down_rows, whole ? (uint32_t)l->down_kblocks : 1};
+  const bool whole = p->intermediate_offset == 0 && p->intermediate % 128 == 0;
+  const uint64_t dim[5] = {whole ? 128 : (uint64_t)p->intermediate, (uint64_t)p->expert_count * (uint64_t)p->hidden, whole ? (uint64_t)p->intermediate / 128 : 1};
+  const uint32_t box[5] = {128, (uint32_t)rows, whole ? (uint32_t)kblocks : 1};
   m->base = MF_SRC_W2;
   m->rank = 3;
   m->swizzle = 128;
@@ -396,7 +409,7 @@ static void add_down_map(struct mf_recipe *r, const struct mf_problem *p, const 
 }
 
 /* Each tensor map becomes a kernel parameter behind the params struct. */
-static void add_arguments(struct mf_recipe *r)
+void stream_add_arguments(struct mf_recipe *r)
 {
   size_t at = (size_t)align_up((long)sizeof(struct mf_stream_params), 64);
   r->params[r->nparams++] = (struct mf_recipe_param){0, (uint32_t)sizeof(struct mf_stream_params)};
@@ -411,6 +424,7 @@ static enum mf_status stream_recipe(const struct mf_problem *p, const struct sch
                                     struct error *err)
 {
   const struct layout l = make_layout(p, sched, dev);
+  const struct stream_knobs runtime_knobs = {sched->value[KNOB_FLIGHT], sched->value[KNOB_FIRST_DOWN], sched->value[KNOB_STATIC], sched->value[KNOB_ROTATE]};
   (void)err;
   memset(out, 0, sizeof(*out));
   out->magic = MF_RECIPE_MAGIC;
@@ -433,21 +447,14 @@ static enum mf_status stream_recipe(const struct mf_problem *p, const struct sch
   out->routing_ids_offset = (uint64_t)MF_STREAM_WS_IDS(p->top_k);
   out->routing_weights_offset = (uint64_t)MF_STREAM_WS_WEIGHTS(p->top_k);
   out->status_offset = MF_STREAM_WS_STATUS;
-  add_params(out, sched);
-  add_up_map(out, p);
-  add_down_map(out, p, &l);
-  add_arguments(out);
+  stream_add_params(out, &runtime_knobs);
+  stream_add_up_map(out, p, STAGE_KBLOCKS);
+  stream_add_down_map(out, p, l.down_rows, l.down_kblocks);
+  stream_add_arguments(out);
   return MF_OK;
 }
 
 /* ---- metadata ---- */
-
-static enum mf_status meta_differs(struct verdict *why, const char *what, long kernel, long host)
-{
-  *why = (struct verdict){.stage = "compile", .rule = "metadata", .have = kernel, .allowed = host, .nearest = -1};
-  snprintf(why->detail, sizeof(why->detail), "%s: the kernel says %ld, the host's formula %ld", what, kernel, host);
-  return MF_REJECTED;
-}
 
 static enum mf_status stream_check_meta(const void *meta, size_t bytes, const struct mf_problem *p, const struct schedule *sched,
                                         const struct device_info *dev, struct verdict *why)
@@ -455,11 +462,8 @@ static enum mf_status stream_check_meta(const void *meta, size_t bytes, const st
   const struct layout l = make_layout(p, sched, dev);
   const struct mf_stream_meta *m = meta;
   if(bytes != sizeof(*m))
-    return meta_differs(why, "bytes of the metadata", (long)bytes, (long)sizeof(*m));
-  const struct {
-    const char *name;
-    long kernel, host;
-  } rows[] = {
+    return family_meta_differs(why, "bytes of the metadata", (long)bytes, (long)sizeof(*m));
+  const struct meta_row rows[] = {
       {"magic", (long)m->magic, (long)MF_STREAM_MAGIC},
       {"version", (long)m->version, (long)MF_STREAM_VERSION},
       {"params_bytes", (long)m->params_bytes, (long)sizeof(struct mf_stream_params)},
@@ -468,7 +472,7 @@ static enum mf_status stream_check_meta(const void *meta, size_t bytes, const st
       {"zero_experts", (long)m->zero_experts, p->zero_experts},
       {"expert_begin", (long)m->expert_begin, p->expert_begin},
       {"expert_count", (long)m->expert_count, p->expert_count},
-      {"scoring", (long)m->scoring, scoring_of(p)},
+      {"scoring", (long)m->scoring, stream_scoring(p)},
       {"bias", (long)m->bias, p->select_bias},
       {"groups", (long)m->groups, p->groups},
       {"top_groups", (long)m->top_groups, p->groups_kept},
@@ -490,11 +494,7 @@ static enum mf_status stream_check_meta(const void *meta, size_t bytes, const st
       {"status_offset", (long)m->status_offset, MF_STREAM_WS_STATUS},
       {"launches_offset", (long)m->launches_offset, MF_STREAM_WS_LAUNCHES},
   };
-  for(size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-    if(rows[i].kernel != rows[i].host)
-      return meta_differs(why, rows[i].name, rows[i].kernel, rows[i].host);
-  }
-  return MF_OK;
+  return family_meta_compare(rows, sizeof(rows) / sizeof(rows[0]), why);
 }
 
 /* ---- cost model ---- */
@@ -515,7 +515,7 @@ static double stream_predict_us(const struct mf_problem *p, const struct schedul
   const bool tickets = sched->value[KNOB_STATIC] != ALL_STATIC;
   const double imbalance = tickets ? 1 + 0.3 / share : 1 + 0.5 * (waves / share - 1);
   const double queueing = 0.06 * (sched->value[KNOB_FLIGHT] + sched->value[KNOB_FIRST_DOWN] - 6) * (sched->value[KNOB_FLIGHT] + sched->value[KNOB_FIRST_DOWN] - 6);
-  const double front = 0.9 + 0.1 * tokens + (tickets ? 0.15 : 0) + (scoring_of(p) != MF_STREAM_SOFTMAX ? 0.2 : 0);
+  const double front = 0.9 + 0.1 * tokens + (tickets ? 0.15 : 0) + (stream_scoring(p) != MF_STREAM_SOFTMAX ? 0.2 : 0);
   const double hand_off = 0.9 + 0.15 * tokens * p->top_k / (active > 0 ? active : 1) + 0.02 * (12 - sched->value[KNOB_RING]) +
                           (sched->value[KNOB_LOADERS] < 4 ? 0.1 * tokens : 0);
   const double down_imbalance = 1.0 * dev->sms * l.down_rows / p->hidden;

@@ -141,6 +141,8 @@ static enum mf_status walk_from_default(struct walk *w, const struct schedule *b
   bool primary[MAX_KNOBS] = {false}, arguments[MAX_KNOBS] = {false}, secondary[MAX_KNOBS] = {false}, all[MAX_KNOBS] = {false};
   enum mf_status rc;
   for(int k = 0; k < family->nknobs; k++) {
+    if(family->knobs[k].nvalues == 0)
+      continue;
     primary[k] = family->knobs[k].primary;
     arguments[k] = family->knobs[k].primary && !family->knobs[k].compile_time;
     secondary[k] = !family->knobs[k].primary;
