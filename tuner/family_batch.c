@@ -17,7 +17,8 @@
 #define H_LOADERS 8
 #define ROUTERS 16
 #define THREADS 704
-#define MAX_DOWN_KBLOCKS 4    /* of one copy: accumulators */
+#define SLAB_ROWS 16          /* of w2 per CTA: four k-blocks are one product */
+#define MAX_PROBABILITIES 512 /* a lane has 16 of them, and as many logits */
 #define ALL_STATIC 1000       /* more rounds than any problem has: no tickets */
 #define DEFAULT_RING 12       /* deeper ones gained nothing in the prototype */
 #define SHALLOW_RING 8        /* below, h of the higher ranks rather goes where x was */
@@ -39,8 +40,9 @@ static const struct knob knobs[BATCH_KNOBS] = {
 #define RULES_TABLE(X)                                                                                          \
   X(RULE_TOKENS, "tokens", "9 to 32 tokens")                                                                    \
   X(RULE_TOP_K, "top_k", "at most 8 experts per token: their ranks are a byte")                                 \
+  X(RULE_EXPERTS, "experts", "at most 512 logits per token where a probability selects: registers")             \
   X(RULE_MEMORY, "memory", "x, h and the smallest ring fit into shared memory")                                 \
-  X(RULE_OVERLAY, "overlay", "h of the higher ranks must fit where x was, and there must be some")              \
+  X(RULE_OVERLAY, "overlay", "h of a rank must fit where x was, and there must be a second rank")               \
   X(RULE_FLIGHT, "flight", "no more stages in flight than the ring has")                                        \
   X(RULE_EQUIVALENT, "equivalent", "another schedule in the space does exactly the same")
 
@@ -89,7 +91,7 @@ static int groups_for(int tokens)
 /* k-blocks of w2 in one down copy: all, or as many as the fewest stages that hold them need. */
 static int down_kblocks(int hblocks, int down_rows)
 {
-  const int fit = STAGE_BYTES / (128 * down_rows), at_most = fit < 1 ? 1 : fit < MAX_DOWN_KBLOCKS ? fit : MAX_DOWN_KBLOCKS;
+  const int products = down_rows == SLAB_ROWS ? 4 : 2, fit = STAGE_BYTES / (128 * down_rows), at_most = fit < 1 ? 1 : fit < products ? fit : products;
   return ceil_div(hblocks, ceil_div(hblocks, at_most));
 }
 
@@ -98,8 +100,8 @@ static long shared_size(const struct mf_problem *p, const struct layout *l, int 
 {
   const long local = align_up(p->expert_count, 32);
   const long columns = stream_has_scores(p) ? align_up(p->experts + p->zero_experts, 4) : 1;
-  const long h = 1024L * l->groups * l->low_ranks * l->hblocks, scores = 8L * ROUTERS * columns; /* share their space */
-  long at = (long)ring * STAGE_BYTES + 1024L * l->groups * l->kblocks + (h > scores ? align_up(h, 16) : align_up(scores, 16));
+  const long stages = (long)ring * STAGE_BYTES, scores = 8L * ROUTERS * columns; /* share their space */
+  long at = align_up(stages > scores ? stages : scores, 1024) + 1024L * l->groups * (l->kblocks + l->low_ranks * l->hblocks);
   at += 8L * 32 * 16 * REDUCE_BUFFERS;
   at += align_up(4L * l->kblocks * l->tokens + 4L * local + 4L * align_up(l->slots, 4), 16); /* cleared */
   at += 8L * l->turn_slots * l->kblocks;
@@ -110,6 +112,13 @@ static long shared_size(const struct mf_problem *p, const struct layout *l, int 
   at += 4L + 2L * 4 * REDUCE_BUFFERS + 2L * 4 * H_LOADERS + 4L * ring + local;
   at = align_up(at, 8) + 8L * (2 * REDUCE_BUFFERS + 3 * l->turn_slots + 1 + 2 * ring);
   return align_up(at, 1024);
+}
+
+/* Ranks whose h has room where a group's x was: half of them at most. */
+static int most_high_ranks(const struct mf_problem *p)
+{
+  const int fit = p->hidden / 128 / ceil_div(p->intermediate_offset + p->intermediate, 128);
+  return fit < p->top_k / 2 ? fit : p->top_k / 2;
 }
 
 static struct layout make_layout(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev)
@@ -128,16 +137,10 @@ static struct layout make_layout(const struct mf_problem *p, const struct schedu
   l.down_row_blocks = 128 % l.down_rows == 0 ? 1 : 2;
   l.down_kblocks = down_kblocks(l.hblocks, l.down_rows);
   l.turn_slots = ring / l.unit_stages + 2;
-  l.low_ranks = sched->value[KNOB_OVERLAY] ? ceil_div(p->top_k, 2) : p->top_k;
+  l.low_ranks = p->top_k - (sched->value[KNOB_OVERLAY] ? most_high_ranks(p) : 0);
   l.slots = l.tokens * p->top_k < p->expert_count ? l.tokens * p->top_k : p->expert_count;
   l.shared_bytes = shared_size(p, &l, ring);
   return l;
-}
-
-static bool overlay_fits(const struct mf_problem *p)
-{
-  const int high = p->top_k / 2, hblocks = ceil_div(p->intermediate_offset + p->intermediate, 128);
-  return high >= 1 && high * hblocks <= p->hidden / 128;
 }
 
 /* Of the smallest schedule. */
@@ -146,7 +149,7 @@ static long least_shared_bytes(const struct mf_problem *p, int groups, const str
   struct schedule least = {.family = &family_batch};
   least.value[KNOB_GROUPS] = groups;
   least.value[KNOB_RING] = knobs[KNOB_RING].values[0];
-  least.value[KNOB_OVERLAY] = overlay_fits(p);
+  least.value[KNOB_OVERLAY] = most_high_ranks(p) > 0;
   return make_layout(p, &least, dev).shared_bytes;
 }
 
@@ -170,6 +173,8 @@ static enum mf_status batch_serves(const struct mf_problem *p, int tokens, const
   rc = stream_serves_problem(p, dev, why);
   if(rc != MF_OK)
     return rc;
+  if(stream_scoring(p) == MF_STREAM_PROBABILITY && p->experts + p->zero_experts > MAX_PROBABILITIES)
+    return reject(why, RULE_EXPERTS, p->experts + p->zero_experts, MAX_PROBABILITIES, MAX_PROBABILITIES, NULL);
   least_bytes = least_shared_bytes(p, groups_for(tokens), dev);
   if(least_bytes > dev->shared_bytes_per_cta)
     return reject(why, RULE_MEMORY, least_bytes, dev->shared_bytes_per_cta, -1, "x and h of so many tokens and the smallest ring do not fit into shared memory");
@@ -209,7 +214,7 @@ static void batch_default_schedule(const struct mf_problem *p, int tokens, const
   out->value[KNOB_GROUPS] = groups_for(tokens);
   out->value[KNOB_OVERLAY] = 0;
   ring = deepest_ring(p, out, dev, DEFAULT_RING);
-  if(ring < SHALLOW_RING && overlay_fits(p)) {
+  if(ring < SHALLOW_RING && most_high_ranks(p) > 0) {
     out->value[KNOB_OVERLAY] = 1;
     ring = deepest_ring(p, out, dev, DEFAULT_RING);
   }
@@ -228,8 +233,8 @@ static enum mf_status batch_constrain(const struct mf_problem *p, const struct s
   const enum mf_status rc = batch_serves(p, l.tokens, dev, why);
   if(rc != MF_OK)
     return rc;
-  if(sched->value[KNOB_OVERLAY] && !overlay_fits(p))
-    return reject(why, RULE_OVERLAY, (p->top_k - l.low_ranks) * l.hblocks, l.kblocks, 0, NULL);
+  if(sched->value[KNOB_OVERLAY] && l.low_ranks == p->top_k)
+    return reject(why, RULE_OVERLAY, 1, 0, 0, NULL);
   if(flight > ring || first_down > ring)
     return reject(why, RULE_FLIGHT, flight > ring ? flight : first_down, ring, ring, NULL);
   if(sched->value[KNOB_STATIC] == ALL_STATIC && sched->value[KNOB_LOOKAHEAD] != 2)

@@ -55,7 +55,7 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
   }
   const bool exists = !L::kSlab || w4 < L::kDownKBlocks; // (a slab product always has four k-blocks, a piece may have fewer)
   const int block0 = L::kSlab && exists ? w4 : 0;
-  const uint64_t tile0 = hw::matrix_descriptor(sm.ring[0]);
+  const uint64_t tile0 = hw::matrix_descriptor(sm.ring[0]), memory0 = hw::matrix_descriptor(&sm);
 
   MF_LOOP
   for(int i = consumer >> 2; i < stages; i += 2) {
@@ -75,9 +75,8 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
         left &= left - 1;
         const uint32_t slots = *(const uint16_t *)&sm.slot_by_rank[rank][8 * g + column];
         hw::wait_shared_at_least(&sm.h_loaded[half][item % L::kHLoaders], item / L::kHLoaders + 1, c.dog, L::kWaitH);
-        const uint8_t *set = L::h_set(sm, g, rank);
         Tile tile;
-        tile.multiply(rows, hw::advance_descriptor(hw::matrix_descriptor(&sm), (uint32_t)(set - (const uint8_t *)&sm) + piece * (L::kDownKBlocks * 1024)));
+        tile.multiply(rows, hw::advance_descriptor(memory0, L::h_set(g, rank) + piece * (L::kDownKBlocks * 1024)));
         if(left == 0 && passes >> (8 * g) >> 8 == 0 && c.lane == 0) // the last pass
           hw::mbarrier_arrive(&sm.barrier.empty[ring.stage]);
         const bool first = exists && (slots & 255) == (uint32_t)slot, second = exists && slots >> 8 == (uint32_t)slot;

@@ -91,7 +91,7 @@ struct HRow : stream::HRow<L> {
   {
     const int group = token >> 3, row = token & 7;
     const float weight = c.sm.weight[token][rank];
-    uint8_t *set = L::h_set(c.sm, group, rank);
+    uint8_t *set = (uint8_t *)&c.sm + L::h_set(group, rank);
     hw::U32x2 quantised[kChunks];
     float scale[kChunks];
     MF_UNROLL

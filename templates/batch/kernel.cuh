@@ -91,12 +91,15 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
     routing.load(c, router); // ahead of all other loads: the weights wait for it
   const uint32_t launch = ((const uint32_t *)c.workspace(MF_STREAM_WS_LAUNCHES))[c.cta];
   stream::XFront<L> front(c);
-  front.start();
+  if constexpr(Routing<L>::kEarly)
+    front.start();
   stream::clear_tables(c);
   clear_slots(c);
   hw::sync_cta();
   if(router >= 0)
     routing.select(c, router);
+  if constexpr(!Routing<L>::kEarly)
+    front.start();
   front.quantise();
   hw::barrier_sync(L::kBarrierListed, L::kThreads);
   if(router >= 0)

@@ -63,17 +63,19 @@ struct Layout {
   static constexpr bool kSlab = kDownRows == 16;
   static constexpr int kDownRowBlocks = 128 % kDownRows == 0 ? 1 : 2;
   static constexpr int kDownKBlockBytes = kDownRows * 128;
-  static constexpr int kDownKBlocksAtMost = kStageBytes / kDownKBlockBytes < 4 ? kStageBytes / kDownKBlockBytes : 4; // (4: accumulators)
+  static constexpr int kProductsAtMost = kSlab ? 4 : 2; // k-blocks per stage, for their accumulators' sake
+  static constexpr int kDownKBlocksAtMost = kStageBytes / kDownKBlockBytes < kProductsAtMost ? kStageBytes / kDownKBlockBytes : kProductsAtMost;
   static constexpr int kDownPieces = (kHBlocks + kDownKBlocksAtMost - 1) / kDownKBlocksAtMost; // stages per slot
   static constexpr int kDownKBlocks = (kHBlocks + kDownPieces - 1) / kDownPieces;
   static constexpr bool kEvenPieces = kDownPieces * kDownKBlocks == kHBlocks;
   static constexpr int kDownCopyBytes = kDownKBlocks * kDownKBlockBytes;
   static constexpr int kDownSlots = 1;
 
-  // --- h sets. With kOverlay, those of the ranks from kLowRanks on lie where x was: they are written once the CTA's up phase is over. ---
+  // --- h sets. With kOverlay, those of the ranks from kLowRanks on lie where x was: they are written once the CTA's up phase is over.
+  // As many as there is room for, half of them at most. ---
   static constexpr bool kOverlay = Schedule::kOverlay;
-  static constexpr int kLowRanks = kOverlay ? (kTopK + 1) / 2 : kTopK;
-  static constexpr int kHighRanks = kTopK - kLowRanks;
+  static constexpr int kHighRanks = !kOverlay ? 0 : kTopK / 2 < kKBlocks / kHBlocks ? kTopK / 2 : kKBlocks / kHBlocks;
+  static constexpr int kLowRanks = kTopK - kHighRanks;
 
   // --- Warps: 0..3 finalise, 4..7 and 8..11 consume, 12 produces, 13..20 load h, 21 schedules ---
   static constexpr int kReduceBuffers = 4; // one per finaliser
@@ -127,7 +129,7 @@ struct Layout {
     uint32_t passes[(kMaxSlots + 3) / 4 * 4]; // of the slot; bit 8 * group + rank: one of the group's tokens has it at this rank
   };
 
-  // What a router keeps of its token's experts. Lies where h will be.
+  // What a router keeps of its token's experts. Lies where the ring will be, which is larger but with very many experts.
   struct Scores {
     static constexpr int kPitch = kPacked ? 1 : (kColumns + 3) / 4 * 4;
     float score[kRouters][kPitch];
@@ -135,12 +137,12 @@ struct Layout {
   };
 
   struct alignas(1024) Shared {
-    uint8_t ring[kRingStages][kStageBytes]; // first: a down tile's unused rows may be read past the last stage
-    uint8_t x[kGroups][kKBlocks][1024];     // quantised x, one atom (8 tokens) per group and k-block; later maybe h sets
-    union {
-      uint8_t h[kGroups * kLowRanks][kHBlocks][1024];
-      Scores scores;                        // dead before kBarrierFront
+    union { // first: a down tile's unused rows may be read past the last stage
+      uint8_t ring[kRingStages][kStageBytes];
+      Scores scores;                        // dead before kBarrierRouted
     };
+    alignas(1024) uint8_t x[kGroups][kKBlocks][1024]; // quantised x, one atom (8 tokens) per group and k-block; later maybe h sets
+    uint8_t h[kGroups * kLowRanks][kHBlocks][1024];
     hw::F32x4 reduce[kReduceBuffers][8][32]; // [buffer][consumer warp][lane]; at the end [group]: combines y
     Cleared cleared;
     alignas(16) float up_scale[kScaleSlots][2][kKBlocks]; // [turn % kScaleSlots][gate, up][k-block]
@@ -169,12 +171,14 @@ struct Layout {
   MF_DEVICE static uint8_t *x_atom(Shared &sm, uint32_t block, uint32_t token) { return sm.x[token >> 3][block]; }
   MF_DEVICE static uint32_t x_row(uint32_t token) { return token & 7; }
 
-  // First atom of an h set.
-  MF_DEVICE static uint8_t *h_set(Shared &sm, int group, int rank)
+  // Where an h set's first atom lies, in bytes from the start of shared memory.
+  MF_DEVICE static uint32_t h_set(int group, int rank)
   {
+    constexpr uint32_t kRing = sizeof(Scores) > sizeof(Shared::ring) ? sizeof(Scores) : sizeof(Shared::ring);
+    constexpr uint32_t kX = (kRing + 1023) / 1024 * 1024, kH = kX + sizeof(Shared::x), kSet = kHBlocks * 1024; // (h follows x)
     if(kOverlay && rank >= kLowRanks)
-      return sm.x[0][0] + (group * kHighRanks + rank - kLowRanks) * (kHBlocks * 1024);
-    return sm.h[group * kLowRanks + rank][0];
+      return kX + (group * kHighRanks + rank - kLowRanks) * kSet;
+    return kH + (group * kLowRanks + rank) * kSet;
   }
 
   // --- Workspace ---
@@ -196,7 +200,8 @@ struct Layout {
   static_assert(kDownCopyBytes <= kStageBytes, "down tile: a stage holds what is copied to it");
   static_assert(kRingStages >= 4 && kRingStages <= 16 && kRingStages % 2 == 0, "ring_stages: even, or a warpgroup misses phases of its stages");
   static_assert(kLookahead >= 1 && kLookahead <= 4, "ticket_lookahead: a register each");
-  static_assert(!kOverlay || (kHighRanks >= 1 && kHighRanks * kHBlocks <= kKBlocks), "overlay: the higher ranks' h fits where x was");
+  static_assert(!kOverlay || kHighRanks >= 1, "overlay: h of a rank fits where x was");
+  static_assert(kHighRanks * kHBlocks <= kKBlocks, "overlay: the higher ranks' h fits where x was");
   static_assert(kSharedBytes <= 232448, "shared memory: 227 KB per CTA");
   static_assert(sizeof(Cleared) % 16 == 0 && kSharedBytes % 1024 == 0, "shared memory: alignment");
 };

@@ -5,9 +5,10 @@
 // Reads         logits, bias (global).
 // Writes        token_mask[], from which the producer makes experts[], tokens[], slot_of[] and active in the order of expert indices.
 //               Then slot_at[], slot_by_rank[], weight[], passes[]. The last CTA also writes ids and weights to the workspace.
-//               NaN: a bit of the status word. Where h will be: the router's scores (Layout::Scores), one token after the other.
+//               NaN: a bit of the status word. Where the ring will be: the router's scores (Layout::Scores), one token after the other.
 // Waits for     sync_cta (the tables are cleared). The producer waits at kBarrierRouted; publish runs behind kBarrierListed.
-// Visible by    the named barriers, each behind a sync_warp of the writers.
+// Visible by    the named barriers, each behind a sync_warp of the writers. fence_async_proxy before kBarrierRouted: copies into the ring, by
+//               the async proxy, come behind it.
 // No deadlock   routers only arrive at kBarrierRouted, whether they have a token or not; the producer waits for nobody else there.
 #pragma once
 #include "batch/layout.cuh"
@@ -19,6 +20,7 @@ namespace batch {
 template <class L>
 struct Routing {
   static constexpr int kRounds = L::kRouteRounds;
+  static constexpr bool kEarly = L::kExpertsPerLane <= 8; // else there are too few registers to load ahead
   stream::Selection<L> selection[kRounds];
   uint32_t expert[kRounds]; // of the lane's pick; 0xFFFF: none
   float weight[kRounds];
@@ -27,6 +29,8 @@ struct Routing {
 
   MF_DEVICE void load(const Context<L> &c, int router)
   {
+    if constexpr(!kEarly)
+      return;
     MF_UNROLL
     for(int i = 0; i < kRounds; ++i) {
       if(token_of(router, i) < c.p.tokens)
@@ -43,12 +47,16 @@ struct Routing {
         select_one(c, router, i);
       hw::sync_warp(); // everyone has read the scores, the masks are written
     }
+    if constexpr(!L::kPacked)
+      hw::fence_async_proxy();
     hw::barrier_arrive(L::kBarrierRouted, 32 * (L::kRouters + 1));
   }
 
   MF_DEVICE void select_one(const Context<L> &c, int router, int i)
   {
     auto &s = selection[i];
+    if constexpr(!kEarly)
+      s.load(c, token_of(router, i), 0);
     s.score_experts(c, router, 0);
     s.prepare(c, router);
     s.template pick<0, L::kTopK>(c, router);

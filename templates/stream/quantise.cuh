@@ -97,7 +97,7 @@ template <class L>
 struct XFront {
   static constexpr int kTokenSteps = (L::kHidden + 255) / 256;
   static constexpr bool kWholeSteps = L::kHidden % 256 == 0; // else the upper half warp has nothing to do in a token's last step
-  static constexpr int kBatch = L::kHidden > 4096 ? 8 : 4; // steps that are loaded together
+  static constexpr int kBatch = L::kHidden > 4096 && L::kMaxTokens <= MF_STREAM_MAX_TOKENS ? 8 : 4; // steps that are loaded together
   static constexpr int kTogether = 4;                      // steps whose latencies overlap in quantise_chunks
   const Context<L> &c;
   uint32_t worker, workers, steps, rotation; // this warp has the steps worker, worker + workers, ...
