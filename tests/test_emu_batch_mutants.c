@@ -1,14 +1,15 @@
 /* test_emu_batch_mutants.c - does the emulated device find what may be wrong with the family `batch`? After test_emu_mutants.c: each row breaks the kernel in
  * one place, and the emulator or a gate has to find it under a few seeds. The rows are about what this family does in its own way: groups of tokens, stages
- * that belong to one warpgroup, a producer that is one lane, the scheduler's queue, h where x was. */
+ * that belong to one warpgroup, a producer that is one lane, the scheduler's queue, h where x was. With MOEFORGE_MUTANTS=text in the environment only rows
+ * with the text in their names are run, under as many seeds as it takes, and what is found is printed: for writing rows. */
 #include "emu_batch_fixture.h"
 
 #define MAX_KINDS 4
 #define GATE(gate) (EMU_FINDING_KINDS + (gate)) /* kinds of outcome: findings, then gates */
-#define MOST_SEEDS 6
+#define MOST_SEEDS 4
 
 static const struct batch_row subject = {
-    .name = "mutants", .sms = 16, .hidden = 1024, .intermediate = 128, .experts = 64, .top_k = 2, .token_groups = 2, .ring = 4, .overlay = 1,
+    .name = "mutants", .sms = 17 /* one CTA has no rows of w2 */, .hidden = 1024, .intermediate = 128, .experts = 64, .top_k = 2, .token_groups = 2, .ring = 4, .overlay = 1,
     .cases = {{16, UNIFORM, 1}, {9, CONCENTRATED, 2}}};
 
 static const struct mutant {
@@ -28,13 +29,13 @@ static const struct mutant {
     {"stage_freed_before_the_last_pass", "batch/down.cuh", "if(left == 0 && passes >> (8 * g) >> 8 == 0 && c.lane == 0)",
      "if(left == 0 && (passes & ((1u << (8 * g)) - 1)) == 0 && c.lane == 0)", {EMU_EARLY_OVERWRITE, EMU_RACE, EMU_BARRIER}, 4},
     {"high_ranks_over_live_x", "batch/handoff.cuh", "    if(half == 1)\n", "    if(half == 2)\n", {EMU_EARLY_OVERWRITE, EMU_RACE, GATE(GATE_H)}, 4},
-    {"high_ranks_not_waited_for", "batch/down.cuh", "&sm.h_loaded[half][", "&sm.h_loaded[0][", {EMU_RACE, EMU_NO_PROXY_FENCE, EMU_EARLY_OVERWRITE}, 2},
+    {"high_ranks_not_waited_for", "batch/down.cuh", "&sm.h_loaded[half][", "&sm.h_loaded[0][", {EMU_DEADLOCK, EMU_RACE, EMU_NO_PROXY_FENCE, EMU_EARLY_OVERWRITE}, 2},
     {"scale_rows_overwritten_too_soon", "batch/scheduler.cuh", "turn >= L::kScaleSlots && ", "turn > L::kScaleSlots && ", {EMU_RACE, EMU_BARRIER, EMU_DEADLOCK}, 4},
     {"a_turn_that_is_not_waited_for", "batch/producer.cuh", "if(!hw::mbarrier_wait(&c.sm.barrier.turn[entry], parity, c.dog, L::kWaitTicket))", "if(parity > 1)",
      {EMU_RACE, EMU_UNINITIALISED}, 2},
     {"one_end_mark_for_two_warpgroups", "batch/producer.cuh", "for(int i = stages; i < 2; ++i)", "for(int i = stages; i < 1; ++i)", {EMU_DEADLOCK}, 1},
     {"rank_of_another_token", "batch/layout.cuh", "c.sm.slot_at[token];", "c.sm.slot_at[token ^ 1];",
-     {GATE(GATE_H), EMU_DEADLOCK, GATE(GATE_Y_GIVEN_H), EMU_UNINITIALISED}, 2},
+     {EMU_RACE, GATE(GATE_H), EMU_DEADLOCK, EMU_UNINITIALISED}, 2},
 };
 #define MUTANTS ((int)(sizeof(mutants) / sizeof(mutants[0])))
 
@@ -80,12 +81,14 @@ static bool expected(const struct mutant *mutant, int kind)
 START_TEST(a_mutant_is_found)
 {
   const struct mutant *mutant = &mutants[_i];
-  const char *from = getenv("MOEFORGE_MUTANTS");
-  const int most = from != NULL ? 3 * MOST_SEEDS : mutant->seeds;
+  const char *only = getenv("MOEFORGE_MUTANTS");
+  const int most = only != NULL ? 3 * MOST_SEEDS : mutant->seeds;
   struct emu_subject s;
   struct emu_outcome o = {.passed = true};
   char folder[300];
   int tried = 0, kind;
+  if(only != NULL && strstr(mutant->name, only) == NULL)
+    return;
   ck_assert_int_le(mutant->seeds, MOST_SEEDS);
   emu_compile_fast();
   mutate(mutant, folder, sizeof(folder));
@@ -93,7 +96,7 @@ START_TEST(a_mutant_is_found)
   for(; o.passed && tried < most; tried++)
     emu_run(&s, 1.0f, subject.cases, batch_ncases(&subject), 2, (uint64_t)(1 + tried), &o);
   kind = o.finding != EMU_NONE ? (int)o.finding : GATE((int)o.gate);
-  if(from != NULL)
+  if(only != NULL)
     printf("%s: under %d seeds (of %d), %s: %.300s\n", mutant->name, tried, mutant->seeds, o.passed ? "nothing" : kind_name(kind), o.text);
   ck_assert_msg(!o.passed, "%s was not found under %d seeds", mutant->name, tried);
   ck_assert_msg(expected(mutant, kind), "%s: found as %s, which is not expected: %s", mutant->name, kind_name(kind), o.text);

@@ -4,9 +4,12 @@
 
 #define SPEC "tests/data/specs/batch.yaml"
 
+static char root[4096];
+
 static void begin_empty(void)
 {
   tool_begin(&tool);
+  ck_assert_ptr_nonnull(getcwd(root, sizeof(root)));
 }
 
 START_TEST(plan_counts_both_families)
@@ -48,6 +51,29 @@ START_TEST(candidates_are_checked_at_their_counts)
 }
 END_TEST
 
+/* The same on a GPU as far as the tuner can tell (tests/fake_gpu.c), and on to a package of both families' kernels. */
+START_TEST(a_package_holds_both)
+{
+  setenv("MOEFORGE_LOCK_DIR", tool.folder, 1);
+  tool_gpu(&tool, "libfakegpu.so", GPU);
+  shell("sed 's/^tokens:.*/tokens: [1, 8, 9]/' '%s/specs/models/tiny.yaml' >tiny.yaml && grep -q 1,.8,.9 tiny.yaml", root); /* a package serves all from 1 on */
+  tool_run(&tool, "tune %s/tiny.yaml --effort quick", tool.folder);
+  tool_expect(&tool, 0);
+  ck_assert_int_eq((int)number("SELECT count(*) FROM winner WHERE NOT predicted"), 3);
+  ck_assert_int_eq((int)number("SELECT count(*) FROM check_result WHERE NOT passed"), 0);
+  ck_assert_int_eq((int)number("SELECT count(*) FROM sample s JOIN candidate c ON c.id=s.candidate_id WHERE (s.tokens<=8)<>(c.schedule LIKE 'stream/%')"), 0);
+  ck_assert_int_gt((int)number("SELECT count(*) FROM sample s JOIN candidate c ON c.id=s.candidate_id WHERE s.tokens=9 AND c.schedule LIKE 'batch/g2-%'"), 0);
+  tool_run(&tool, "export tiny -o %s/p.moeforge", tool.folder);
+  tool_expect(&tool, 0);
+  tool_run(&tool, "verify %s/p.moeforge", tool.folder);
+  tool_expect(&tool, 0);
+  ck_assert_ptr_null(strstr(tool.out, "FAILED"));
+  tool_run(&tool, "show tiny");
+  tool_says(&tool, out, "stream/");
+  tool_says(&tool, out, "batch/g2-");
+}
+END_TEST
+
 int main(void)
 {
   Suite *suite = suite_create("tune_batch");
@@ -58,6 +84,7 @@ int main(void)
   tcase_add_test(tc, plan_counts_both_families);
   tcase_add_test(tc, each_count_has_a_family);
   tcase_add_test(tc, candidates_are_checked_at_their_counts);
+  tcase_add_test(tc, a_package_holds_both);
   tcase_set_timeout(tc, 600);
   suite_add_tcase(suite, tc);
   runner = srunner_create(suite);
