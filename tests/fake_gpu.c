@@ -1,4 +1,5 @@
-/* fake_gpu.c - a GPU whose kernels work: fake_libcuda.c plus host functions for the tuner's own kernels and for the kernel family `stream`.
+/* fake_gpu.c - a GPU whose kernels work: fake_libcuda.c plus host functions for the tuner's own kernels and for the kernel families
+ * `stream` and `batch` (of the latter the default schedules, by whose shared memory their number of token groups is known).
  *
  * Built as build/tests/libfakegpu.so and used like libfakecuda.so (MOEFORGE_LIBCUDA). Launches outside graphs compute what the kernel would; launches
  * in graphs write zeros and take their scripted time. So the whole of `moeforge tune` runs on it, with times that repeat to the bit.
@@ -13,7 +14,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "batch/params.h"
 #include "datagen.h"
+#include "family_batch.h"
 #include "moeforge_recipe.h"
 #include "reference.h"
 #include "stream/params.h"
@@ -179,8 +182,27 @@ static void rank_order(const struct routing_result *r, int token, int order[MAX_
   }
 }
 
+/* Where in the workspace a kernel leaves what. */
+struct places {
+  size_t h_bytes, ids, weights; /* of one h buffer; offsets */
+};
+
+static struct places places_of(const struct mf_problem *p, const struct fakecuda_launch *l)
+{
+  const struct device_info dev = {.sms = (int)l->grid[0], .shared_bytes_per_cta = 232448};
+  struct places at = {(size_t)MF_STREAM_WS_H_BYTES(p->top_k, p->intermediate), MF_STREAM_WS_IDS(p->top_k), MF_STREAM_WS_WEIGHTS(p->top_k)};
+  for(int groups = MF_BATCH_MIN_GROUPS; groups <= MF_BATCH_MAX_GROUPS && l->block[0] == 704; groups++) {
+    struct schedule sched = {.family = &family_batch};
+    family_batch.default_schedule(p, 8 * groups, &dev, &sched);
+    if(family_batch.shared_bytes(p, &sched, &dev) == (long)l->shared_bytes)
+      return (struct places){(size_t)MF_BATCH_WS_H_BYTES(groups, p->top_k, p->intermediate), (size_t)MF_BATCH_WS_IDS(groups, p->top_k, p->intermediate),
+                             (size_t)MF_BATCH_WS_WEIGHTS(groups, p->top_k, p->intermediate)};
+  }
+  return at;
+}
+
 static void moe_token(const struct mf_problem *p, const struct mf_stream_params *a, const struct routing_result *r, int token, const struct layer *layer,
-                      char *h_buffer)
+                      const struct places *at, char *h_buffer)
 {
   static _Thread_local float x[8192], xq[8192], h[8192], hq[MAX_TOP_K][8192];
   const uint16_t *row = (const uint16_t *)a->x + (size_t)token * (size_t)a->x_pitch;
@@ -193,8 +215,8 @@ static void moe_token(const struct mf_problem *p, const struct mf_stream_params 
   for(int rank = 0; rank < p->top_k; rank++) {
     const int32_t expert = r->ids[token * r->top_k + order[rank]];
     uint16_t *out = (uint16_t *)(void *)h_buffer + (size_t)(token * p->top_k + rank) * (size_t)p->intermediate;
-    ((int32_t *)(void *)(ws + MF_STREAM_WS_IDS(p->top_k)))[token * p->top_k + rank] = expert;
-    ((float *)(void *)(ws + MF_STREAM_WS_WEIGHTS(p->top_k)))[token * p->top_k + rank] = expert >= 0 ? r->weights[token * r->top_k + order[rank]] : 0;
+    ((int32_t *)(void *)(ws + at->ids))[token * p->top_k + rank] = expert;
+    ((float *)(void *)(ws + at->weights))[token * p->top_k + rank] = expert >= 0 ? r->weights[token * r->top_k + order[rank]] : 0;
     if(expert < 0)
       continue;
     up(p, layer, expert, xq, out);
@@ -235,7 +257,8 @@ static void misbehave(const struct mf_stream_params *a)
 
 static void run_moe(const struct fakecuda_launch *l)
 {
-  struct mf_problem p = tiny_problem();
+  const struct mf_problem p = tiny_problem();
+  const struct places at = places_of(&p, l);
   struct mf_stream_params a;
   struct fakecuda_map up_map, down_map;
   struct layer layer;
@@ -247,12 +270,12 @@ static void run_moe(const struct fakecuda_launch *l)
   memcpy(&down_map, l->params[2], sizeof(down_map));
   layer = layer_of(&a, &up_map, &down_map);
   launches = (uint32_t *)(void *)((char *)a.workspace + MF_STREAM_WS_LAUNCHES);
-  h_buffer = (char *)a.workspace + MF_STREAM_WS_H + (launches[0] & 1) * (size_t)MF_STREAM_WS_H_BYTES(p.top_k, p.intermediate);
-  other = (char *)a.workspace + MF_STREAM_WS_H + (~launches[0] & 1) * (size_t)MF_STREAM_WS_H_BYTES(p.top_k, p.intermediate);
-  memset(other, 0, (size_t)MF_STREAM_WS_H_BYTES(p.top_k, p.intermediate));
+  h_buffer = (char *)a.workspace + MF_STREAM_WS_H + (launches[0] & 1) * at.h_bytes;
+  other = (char *)a.workspace + MF_STREAM_WS_H + (~launches[0] & 1) * at.h_bytes;
+  memset(other, 0, at.h_bytes);
   reference_route(&p, a.tokens, a.logits, NULL, a.scaling, &r);
   for(int t = 0; t < a.tokens; t++)
-    moe_token(&p, &a, &r, t, &layer, h_buffer);
+    moe_token(&p, &a, &r, t, &layer, &at, h_buffer);
   for(unsigned c = 0; c < l->grid[0]; c++)
     launches[c]++;
   misbehave(&a);

@@ -175,7 +175,7 @@ START_TEST(too_many_tokens_are_not_served)
   const struct model_spec spec = model("qwen3.5-35b-a3b");
   struct candidate_list list = {0};
   struct error err = {MF_OK, ""};
-  ck_assert_int_eq(space_enumerate(&spec.problem, &dev, 1, 9, EFFORT_DEFAULT, &list, NULL, NULL, &err), MF_ERR_UNSUPPORTED);
+  ck_assert_int_eq(space_enumerate(&spec.problem, &dev, 1, 33, EFFORT_DEFAULT, &list, NULL, NULL, &err), MF_ERR_UNSUPPORTED);
   ck_assert_msg(strstr(err.text, "rule tokens") != NULL, "%s", err.text);
 }
 END_TEST

@@ -9,11 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "family_batch.h"
 #include "family_stream.h"
 
 const struct family_ops *const *families_all(void)
 {
-  static const struct family_ops *const families[] = {&family_stream, NULL};
+  static const struct family_ops *const families[] = {&family_stream, &family_batch, NULL};
   return families;
 }
 
@@ -114,4 +115,20 @@ enum mf_status schedule_parse(const char *name, struct schedule *out, struct err
 bool schedule_equal(const struct schedule *a, const struct schedule *b)
 {
   return a->family == b->family && memcmp(a->value, b->value, (size_t)a->family->nknobs * sizeof(a->value[0])) == 0;
+}
+
+enum mf_status family_meta_differs(struct verdict *why, const char *what, long kernel, long host)
+{
+  *why = (struct verdict){.stage = "compile", .rule = "metadata", .have = kernel, .allowed = host, .nearest = -1};
+  snprintf(why->detail, sizeof(why->detail), "%s: the kernel says %ld, the host's formula %ld", what, kernel, host);
+  return MF_REJECTED;
+}
+
+enum mf_status family_meta_compare(const struct meta_row *rows, size_t count, struct verdict *why)
+{
+  for(size_t i = 0; i < count; i++) {
+    if(rows[i].kernel != rows[i].host)
+      return family_meta_differs(why, rows[i].name, rows[i].kernel, rows[i].host);
+  }
+  return MF_OK;
 }

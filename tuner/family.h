@@ -17,7 +17,7 @@ struct knob {
   const char *help;          /* one line, with the unit */
   bool compile_time;         /* in the cubin; else in the recipe only */
   bool primary;              /* default effort takes the product over these, the others are varied one at a time */
-  int nvalues;
+  int nvalues;               /* 0: it follows from the token count (default_schedule) and is not varied */
   int values[KNOB_MAX_VALUES]; /* ascending */
 };
 
@@ -71,5 +71,14 @@ void schedule_artifact_name(const struct schedule *sched, char *out, size_t spac
 /* Reads a canonical name back. */
 enum mf_status schedule_parse(const char *name, struct schedule *out, struct error *err);
 bool schedule_equal(const struct schedule *a, const struct schedule *b);
+
+/* For check_meta: one number of the metadata symbol beside the host's. */
+struct meta_row {
+  const char *name;
+  long kernel, host;
+};
+/* MF_OK, or MF_REJECTED with the first row that differs in *why. */
+enum mf_status family_meta_compare(const struct meta_row *rows, size_t count, struct verdict *why);
+enum mf_status family_meta_differs(struct verdict *why, const char *what, long kernel, long host);
 
 #endif

@@ -63,7 +63,6 @@ static const struct rule rules[STREAM_RULES] = {
 /* Sizes that follow from problem, schedule and device: the host's twin of struct Layout in layout.cuh. */
 struct layout {
   int kblocks, hblocks;   /* of w13 and of w2; the latter are those of the unsharded matrix, the first and last may be partly other ranks' */
-  bool whole_hblocks;     /* none is */
   int units, unit_stages; /* up units per expert, stages per unit */
   int grid, down_ctas, down_rows;
   int down_row_blocks;    /* scale blocks that a CTA's rows touch */
@@ -107,7 +106,7 @@ static int fewest_scale_slots(int ring, int unit_stages)
 }
 
 /* MF_STREAM_* of the problem's policy. Top-k, then softmax over the chosen, is the softmax that is renormalised. */
-static int scoring_of(const struct mf_problem *p)
+int stream_scoring(const struct mf_problem *p)
 {
   switch((enum mf_score)p->score) {
     case MF_SCORE_SIGMOID: return MF_STREAM_SIGMOID;
@@ -120,9 +119,9 @@ static int scoring_of(const struct mf_problem *p)
 }
 
 /* Whether selection goes through tables in shared memory: scores and orders of every expert. */
-static bool has_scores(const struct mf_problem *p)
+bool stream_has_scores(const struct mf_problem *p)
 {
-  return p->score != MF_SCORE_GIVEN && (scoring_of(p) != MF_STREAM_SOFTMAX || p->logits_dtype == MF_DTYPE_F32);
+  return p->score != MF_SCORE_GIVEN && (stream_scoring(p) != MF_STREAM_SOFTMAX || p->logits_dtype == MF_DTYPE_F32);
 }
 
 /* The layout's struct Shared, field by field. */
@@ -130,7 +129,7 @@ static long shared_size(const struct mf_problem *p, const struct layout *l, int 
 {
   const int ranks = problem_ranks(p);
   const long mask_bytes = 8L * ceil_div(ranks, 8), rank_slots = ranks > 8 ? ranks : 8, local = align_up(problem_stored_experts(p), 32);
-  const long columns = has_scores(p) ? align_up(p->experts + p->zero_experts, 4) : 1;
+  const long columns = stream_has_scores(p) ? align_up(p->experts + p->zero_experts, 4) : 1;
   const long cleared = 32L * l->kblocks + 32L * ranks * l->hblocks + mask_bytes * l->slots + 8L * l->slots + local;
   const long h = 1024L * ranks * l->hblocks, scores = 8L * MF_STREAM_MAX_TOKENS * columns; /* share their space */
   long at = (long)ring * STAGE_BYTES + 1024L * l->kblocks + (h > scores ? h : scores) + 8L * 32 * 16 * REDUCE_BUFFERS;
@@ -147,7 +146,6 @@ static struct layout make_layout(const struct mf_problem *p, const struct schedu
   struct layout l = {0};
   l.kblocks = p->hidden / 128;
   l.hblocks = ceil_div(p->intermediate_offset + p->intermediate, 128);
-  l.whole_hblocks = p->intermediate_offset == 0 && p->intermediate % 128 == 0;
   l.units = p->intermediate / 8;
   l.unit_stages = ceil_div(l.kblocks, STAGE_KBLOCKS);
   l.grid = dev->sms;
@@ -180,15 +178,12 @@ static enum mf_status reject(struct verdict *why, enum stream_rule rule, long ha
 
 /* ---- what the family serves ---- */
 
-static enum mf_status stream_serves(const struct mf_problem *p, int tokens, const struct device_info *dev, struct verdict *why)
+enum mf_status stream_serves_problem(const struct mf_problem *p, const struct device_info *dev, struct verdict *why)
 {
   const int lanes_per_group = p->groups > 0 ? 32 / p->groups : 0, columns = p->experts + p->zero_experts;
   const bool given = p->score == MF_SCORE_GIVEN;
   const int row_step = given ? 1 : p->logits_dtype == MF_DTYPE_F32 ? 4 : 8;
-  long least_bytes;
   int down_rows;
-  if(tokens < 1 || tokens > MF_STREAM_MAX_TOKENS)
-    return reject(why, RULE_TOKENS, tokens, MF_STREAM_MAX_TOKENS, MF_STREAM_MAX_TOKENS, NULL);
   if(problem_ranks(p) > MF_STREAM_MAX_TOPK)
     return reject(why, RULE_TOP_K, problem_ranks(p), MF_STREAM_MAX_TOPK, MF_STREAM_MAX_TOPK - problem_shared(p), NULL);
   if(columns < (given ? 1 : MIN_COLUMNS) || columns > MF_STREAM_MAX_COLUMNS || columns % row_step != 0)
@@ -209,6 +204,18 @@ static enum mf_status stream_serves(const struct mf_problem *p, int tokens, cons
   down_rows = rows_per_cta(p->hidden, dev->sms);
   if(down_rows > MAX_DOWN_ROWS)
     return reject(why, RULE_DOWN_ROWS, down_rows, MAX_DOWN_ROWS, -1, "more than 64 rows of w2 per CTA: the device has too few multiprocessors for this hidden size");
+  return MF_OK;
+}
+
+static enum mf_status stream_serves(const struct mf_problem *p, int tokens, const struct device_info *dev, struct verdict *why)
+{
+  long least_bytes;
+  enum mf_status rc;
+  if(tokens < 1 || tokens > MF_STREAM_MAX_TOKENS)
+    return reject(why, RULE_TOKENS, tokens, MF_STREAM_MAX_TOKENS, MF_STREAM_MAX_TOKENS, NULL);
+  rc = stream_serves_problem(p, dev, why);
+  if(rc != MF_OK)
+    return rc;
   least_bytes = least_shared_bytes(p, dev);
   if(least_bytes > dev->shared_bytes_per_cta)
     return reject(why, RULE_MEMORY, least_bytes, dev->shared_bytes_per_cta, -1, NULL);
@@ -281,15 +288,8 @@ static float alpha_of(const struct mf_problem *p)
   return p->swiglu_alpha > 0 ? p->swiglu_alpha : 1.0f;
 }
 
-static void stream_emit(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev, struct strbuf *out)
+void stream_emit_shape(const struct mf_problem *p, struct strbuf *out)
 {
-  const struct layout l = make_layout(p, sched, dev);
-  char name[NAME_MAX_LEN];
-  schedule_artifact_name(sched, name, sizeof(name));
-  strbuf_printf(out, "// %s: one fused MoE decode operator, %d experts top-%d, N = %d, K = %d, 1 to %d tokens, %d CTAs.\n", name, p->experts, p->top_k,
-                p->intermediate, p->hidden, MF_STREAM_MAX_TOKENS, l.grid);
-  strbuf_printf(out, "// Emitted by moeforge (family stream, version %d); change the templates, not this file.\n", family_stream.version);
-  strbuf_printf(out, "#include \"%s\"\n\n", family_stream.entry_include);
   strbuf_printf(out, "struct Shape {\n");
   strbuf_printf(out, "  static constexpr int kExperts = %d;\n", p->experts);
   strbuf_printf(out, "  static constexpr int kTopK = %d;\n", p->top_k);
@@ -302,7 +302,7 @@ static void stream_emit(const struct mf_problem *p, const struct schedule *sched
   strbuf_printf(out, "  static constexpr int kExpertCount = %d;\n", p->expert_count);
   strbuf_printf(out, "  static constexpr int kSharedExperts = %d; // active for every token, stored behind those\n", problem_shared(p));
   strbuf_printf(out, "  static constexpr int kSharedGate = %d; // 1: the sigmoid of a gate is their weight\n", problem_shared_gated(p));
-  strbuf_printf(out, "  static constexpr int kScoring = %s;\n", scorings[scoring_of(p)]);
+  strbuf_printf(out, "  static constexpr int kScoring = %s;\n", scorings[stream_scoring(p)]);
   strbuf_printf(out, "  static constexpr int kBias = %d; // 1: a bias takes part in the selection, not in the weights\n", p->select_bias != 0);
   strbuf_printf(out, "  static constexpr int kGroups = %d;\n", p->groups);
   strbuf_printf(out, "  static constexpr int kTopGroups = %d;\n", p->groups_kept);
@@ -312,7 +312,20 @@ static void stream_emit(const struct mf_problem *p, const struct schedule *sched
   strbuf_printf(out, "  static constexpr int kWeightOnInput = %d; // 1: routing weights multiply x instead of y\n", p->weight_on_input != 0);
   strbuf_printf(out, "  static constexpr float kSwigluLimit = %af; // of gate and up; 0: none\n", (double)p->swiglu_limit);
   strbuf_printf(out, "  static constexpr float kSwigluAlpha = %af; // gate * sigmoid(alpha * gate)\n", (double)alpha_of(p));
-  strbuf_printf(out, "};\n\nstruct Schedule {\n");
+  strbuf_printf(out, "};\n\n");
+}
+
+static void stream_emit(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev, struct strbuf *out)
+{
+  const struct layout l = make_layout(p, sched, dev);
+  char name[NAME_MAX_LEN];
+  schedule_artifact_name(sched, name, sizeof(name));
+  strbuf_printf(out, "// %s: one fused MoE decode operator, %d experts top-%d, N = %d, K = %d, 1 to %d tokens, %d CTAs.\n", name, p->experts, p->top_k,
+                p->intermediate, p->hidden, MF_STREAM_MAX_TOKENS, l.grid);
+  strbuf_printf(out, "// Emitted by moeforge (family stream, version %d); change the templates, not this file.\n", family_stream.version);
+  strbuf_printf(out, "#include \"%s\"\n\n", family_stream.entry_include);
+  stream_emit_shape(p, out);
+  strbuf_printf(out, "struct Schedule {\n");
   strbuf_printf(out, "  static constexpr int kGridCtas = %d; // one per multiprocessor\n", l.grid);
   strbuf_printf(out, "  static constexpr int kDownCtas = %d; // own %d rows of w2 each\n", l.down_ctas, l.down_rows);
   strbuf_printf(out, "  static constexpr int kRingStages = %d;\n", sched->value[KNOB_RING]);
@@ -364,7 +377,7 @@ static void add_more_params(struct mf_recipe *r, const struct mf_problem *p)
   }
 }
 
-static void add_params(struct mf_recipe *r, const struct mf_problem *p, const struct schedule *sched)
+void stream_add_params(struct mf_recipe *r, const struct mf_problem *p, const struct stream_knobs *k)
 {
   const bool given = p->score == MF_SCORE_GIVEN;
   FIELD(r, MF_SRC_X, x, 0);
@@ -379,21 +392,21 @@ static void add_params(struct mf_recipe *r, const struct mf_problem *p, const st
   FIELD(r, given ? MF_SRC_IDS_STRIDE : MF_SRC_LOGITS_STRIDE, logits_pitch, 0);
   FIELD(r, MF_SRC_OUT_STRIDE, out_pitch, 0);
   FIELD(r, MF_SRC_ROUTED_SCALING, scaling, 0);
-  FIELD(r, MF_SRC_CONST, flight, sched->value[KNOB_FLIGHT]);
-  FIELD(r, MF_SRC_CONST, first_down_flight, sched->value[KNOB_FIRST_DOWN]);
-  FIELD(r, MF_SRC_CONST, static_rounds, sched->value[KNOB_STATIC]);
-  FIELD(r, MF_SRC_CONST, rotate_k, sched->value[KNOB_ROTATE]);
+  FIELD(r, MF_SRC_CONST, flight, k->flight);
+  FIELD(r, MF_SRC_CONST, first_down_flight, k->first_down_flight);
+  FIELD(r, MF_SRC_CONST, static_rounds, k->static_rounds);
+  FIELD(r, MF_SRC_CONST, rotate_k, k->rotate_k);
   FIELD(r, MF_SRC_CONST, evict_first, 1);
   add_more_params(r, p);
 }
 
-/* w13 as [k-block][expert and group of 8 rows][gate, up][row][column]: one box is a unit's 16 rows x 8 k-blocks. The strides do not grow with the
+/* w13 as [k-block][expert and group of 8 rows][gate, up][row][column]: one box is a unit's 16 rows x 'kblocks'. The strides do not grow with the
  * dimension, which the driver accepts though its documentation does not promise it. */
-static void add_up_map(struct mf_recipe *r, const struct mf_problem *p)
+void stream_add_up_map(struct mf_recipe *r, const struct mf_problem *p, int kblocks)
 {
   struct mf_recipe_map *m = &r->maps[r->nmaps++];
   const uint64_t dim[5] = {128, 8, 2, (uint64_t)problem_stored_experts(p) * 2 * (uint64_t)p->intermediate / 8, (uint64_t)p->hidden / 128};
-  const uint32_t box[5] = {128, 8, 2, 1, STAGE_KBLOCKS};
+  const uint32_t box[5] = {128, 8, 2, 1, (uint32_t)kblocks};
   m->base = MF_SRC_W13;
   m->rank = 5;
   m->swizzle = 128;
@@ -408,12 +421,12 @@ static void add_up_map(struct mf_recipe *r, const struct mf_problem *p)
 
 /* w2 as [k-block][expert and row][column]: one box is a CTA's rows of one expert, all or some k-blocks. If k-blocks are shared with other ranks there is
  * but one "block", the row, and a box is a part of it that may begin before it or end behind it. */
-static void add_down_map(struct mf_recipe *r, const struct mf_problem *p, const struct layout *l)
+void stream_add_down_map(struct mf_recipe *r, const struct mf_problem *p, int rows, int kblocks)
 {
   struct mf_recipe_map *m = &r->maps[r->nmaps++];
-  const bool whole = l->whole_hblocks;
-  const uint64_t dim[5] = {whole ? 128 : (uint64_t)p->intermediate, (uint64_t)problem_stored_experts(p) * (uint64_t)p->hidden, whole ? (uint64_t)l->hblocks : 1};
-  const uint32_t box[5] = {128, (uint32_t)l->down_rows, whole ? (uint32_t)l->down_kblocks : 1};
+  const bool whole = p->intermediate_offset == 0 && p->intermediate % 128 == 0;
+  const uint64_t dim[5] = {whole ? 128 : (uint64_t)p->intermediate, (uint64_t)problem_stored_experts(p) * (uint64_t)p->hidden, whole ? (uint64_t)p->intermediate / 128 : 1};
+  const uint32_t box[5] = {128, (uint32_t)rows, whole ? (uint32_t)kblocks : 1};
   m->base = MF_SRC_W2;
   m->rank = 3;
   m->swizzle = 128;
@@ -425,7 +438,7 @@ static void add_down_map(struct mf_recipe *r, const struct mf_problem *p, const 
 }
 
 /* Each tensor map becomes a kernel parameter behind the params struct. */
-static void add_arguments(struct mf_recipe *r)
+void stream_add_arguments(struct mf_recipe *r)
 {
   size_t at = (size_t)align_up((long)sizeof(struct mf_stream_params), 64);
   r->params[r->nparams++] = (struct mf_recipe_param){0, (uint32_t)sizeof(struct mf_stream_params)};
@@ -440,6 +453,7 @@ static enum mf_status stream_recipe(const struct mf_problem *p, const struct sch
                                     struct error *err)
 {
   const struct layout l = make_layout(p, sched, dev);
+  const struct stream_knobs runtime_knobs = {sched->value[KNOB_FLIGHT], sched->value[KNOB_FIRST_DOWN], sched->value[KNOB_STATIC], sched->value[KNOB_ROTATE]};
   (void)err;
   memset(out, 0, sizeof(*out));
   out->magic = MF_RECIPE_MAGIC;
@@ -462,21 +476,14 @@ static enum mf_status stream_recipe(const struct mf_problem *p, const struct sch
   out->routing_ids_offset = (uint64_t)MF_STREAM_WS_IDS(problem_ranks(p));
   out->routing_weights_offset = (uint64_t)MF_STREAM_WS_WEIGHTS(problem_ranks(p));
   out->status_offset = MF_STREAM_WS_STATUS;
-  add_params(out, p, sched);
-  add_up_map(out, p);
-  add_down_map(out, p, &l);
-  add_arguments(out);
+  stream_add_params(out, p, &runtime_knobs);
+  stream_add_up_map(out, p, STAGE_KBLOCKS);
+  stream_add_down_map(out, p, l.down_rows, l.down_kblocks);
+  stream_add_arguments(out);
   return MF_OK;
 }
 
 /* ---- metadata ---- */
-
-static enum mf_status meta_differs(struct verdict *why, const char *what, long kernel, long host)
-{
-  *why = (struct verdict){.stage = "compile", .rule = "metadata", .have = kernel, .allowed = host, .nearest = -1};
-  snprintf(why->detail, sizeof(why->detail), "%s: the kernel says %ld, the host's formula %ld", what, kernel, host);
-  return MF_REJECTED;
-}
 
 static long float_bits(float value)
 {
@@ -491,11 +498,8 @@ static enum mf_status stream_check_meta(const void *meta, size_t bytes, const st
   const struct layout l = make_layout(p, sched, dev);
   const struct mf_stream_meta *m = meta;
   if(bytes != sizeof(*m))
-    return meta_differs(why, "bytes of the metadata", (long)bytes, (long)sizeof(*m));
-  const struct {
-    const char *name;
-    long kernel, host;
-  } rows[] = {
+    return family_meta_differs(why, "bytes of the metadata", (long)bytes, (long)sizeof(*m));
+  const struct meta_row rows[] = {
       {"magic", (long)m->magic, (long)MF_STREAM_MAGIC},
       {"version", (long)m->version, (long)MF_STREAM_VERSION},
       {"params_bytes", (long)m->params_bytes, (long)sizeof(struct mf_stream_params)},
@@ -509,7 +513,7 @@ static enum mf_status stream_check_meta(const void *meta, size_t bytes, const st
       {"weight_on_input", (long)m->weight_on_input, p->weight_on_input},
       {"swiglu_limit, as bits", float_bits(m->swiglu_limit), float_bits(p->swiglu_limit)},
       {"swiglu_alpha, as bits", float_bits(m->swiglu_alpha), float_bits(alpha_of(p))},
-      {"scoring", (long)m->scoring, scoring_of(p)},
+      {"scoring", (long)m->scoring, stream_scoring(p)},
       {"bias", (long)m->bias, p->select_bias},
       {"groups", (long)m->groups, p->groups},
       {"top_groups", (long)m->top_groups, p->groups_kept},
@@ -532,11 +536,7 @@ static enum mf_status stream_check_meta(const void *meta, size_t bytes, const st
       {"status_offset", (long)m->status_offset, MF_STREAM_WS_STATUS},
       {"launches_offset", (long)m->launches_offset, MF_STREAM_WS_LAUNCHES},
   };
-  for(size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-    if(rows[i].kernel != rows[i].host)
-      return meta_differs(why, rows[i].name, rows[i].kernel, rows[i].host);
-  }
-  return MF_OK;
+  return family_meta_compare(rows, sizeof(rows) / sizeof(rows[0]), why);
 }
 
 /* ---- cost model ---- */
@@ -557,7 +557,7 @@ static double stream_predict_us(const struct mf_problem *p, const struct schedul
   const bool tickets = sched->value[KNOB_STATIC] != ALL_STATIC;
   const double imbalance = tickets ? 1 + 0.3 / share : 1 + 0.5 * (waves / share - 1);
   const double queueing = 0.06 * (sched->value[KNOB_FLIGHT] + sched->value[KNOB_FIRST_DOWN] - 6) * (sched->value[KNOB_FLIGHT] + sched->value[KNOB_FIRST_DOWN] - 6);
-  const double front = 0.9 + 0.1 * tokens + (tickets ? 0.15 : 0) + (scoring_of(p) != MF_STREAM_SOFTMAX ? 0.2 : 0);
+  const double front = 0.9 + 0.1 * tokens + (tickets ? 0.15 : 0) + (stream_scoring(p) != MF_STREAM_SOFTMAX ? 0.2 : 0);
   const double hand_off = 0.9 + 0.15 * tokens * problem_ranks(p) / (active > 0 ? active : 1) + 0.02 * (12 - sched->value[KNOB_RING]) +
                           (sched->value[KNOB_LOADERS] < 4 ? 0.1 * tokens : 0);
   const double down_imbalance = 1.0 * dev->sms * l.down_rows / p->hidden;

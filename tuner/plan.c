@@ -146,7 +146,7 @@ static enum mf_status plan_spec(const struct options *opt, const struct target *
   if(rc == MF_OK)
     rc = target_tokens(opt, &spec, tokens, &ntokens, err);
   if(rc == MF_OK) {
-    rc = space_enumerate(&spec.problem, &target->dev, tokens[0], tokens[ntokens - 1], opt->effort, &list, count_reject, &plan, err);
+    rc = space_enumerate_counts(&spec.problem, &target->dev, tokens, ntokens, opt->effort, &list, count_reject, &plan, err);
     if(rc != MF_OK)
       error_prefix(err, "%s", spec.name);
   }

@@ -141,6 +141,8 @@ static enum mf_status walk_from_default(struct walk *w, const struct schedule *b
   bool primary[MAX_KNOBS] = {false}, arguments[MAX_KNOBS] = {false}, secondary[MAX_KNOBS] = {false}, all[MAX_KNOBS] = {false};
   enum mf_status rc;
   for(int k = 0; k < family->nknobs; k++) {
+    if(family->knobs[k].nvalues == 0)
+      continue;
     primary[k] = family->knobs[k].primary;
     arguments[k] = family->knobs[k].primary && !family->knobs[k].compile_time;
     secondary[k] = !family->knobs[k].primary;
@@ -156,40 +158,61 @@ static enum mf_status walk_from_default(struct walk *w, const struct schedule *b
   return MF_ERR_INTERNAL;
 }
 
-/* Defaults of all token counts first (so that they lead the list), then the walk around each. */
-static enum mf_status walk_family(struct walk *w, const struct family_ops *family, int tokens_lo, int tokens_hi, enum effort effort)
+/* The default of each family that serves this token count, or the walk around it. */
+static enum mf_status walk_count(struct walk *w, int tokens, enum effort effort, bool defaults)
 {
-  for(int pass = 0; pass < 2; pass++) {
-    for(int tokens = tokens_lo; tokens <= tokens_hi; tokens++) {
-      struct schedule base = {0};
-      enum mf_status rc;
-      base.family = family;
-      family->default_schedule(w->problem, tokens, w->dev, &base);
-      rc = pass == 0 ? consider(w, &base, true) : walk_from_default(w, &base, effort);
-      if(rc != MF_OK)
-        return rc;
-    }
+  for(const struct family_ops *const *f = families_all(); *f != NULL; f++) {
+    struct schedule base = {.family = *f};
+    struct verdict why;
+    enum mf_status rc;
+    if((*f)->serves(w->problem, tokens, w->dev, &why) != MF_OK)
+      continue;
+    (*f)->default_schedule(w->problem, tokens, w->dev, &base);
+    rc = defaults ? consider(w, &base, true) : walk_from_default(w, &base, effort);
+    if(rc != MF_OK)
+      return rc;
   }
   return MF_OK;
+}
+
+/* Whether some family serves this token count. If not, *why is the reason of one that is there for such counts, if there is one. */
+static bool is_served(const struct mf_problem *problem, int tokens, const struct device_info *dev, struct verdict *why)
+{
+  memset(why, 0, sizeof(*why));
+  for(const struct family_ops *const *f = families_all(); *f != NULL; f++) {
+    struct verdict one = {0};
+    if((*f)->serves(problem, tokens, dev, &one) == MF_OK)
+      return true;
+    if(why->rule == NULL || strcmp(why->rule, "tokens") == 0)
+      *why = one;
+  }
+  return false;
 }
 
 enum mf_status space_enumerate(const struct mf_problem *problem, const struct device_info *dev, int tokens_lo, int tokens_hi, enum effort effort,
                                struct candidate_list *list, space_reject_fn *reject, void *context, struct error *err)
 {
+  int tokens[MAX_TOKENS], ntokens = 0;
+  for(int t = tokens_lo; t <= tokens_hi && ntokens < MAX_TOKENS; t++)
+    tokens[ntokens++] = t;
+  return space_enumerate_counts(problem, dev, tokens, ntokens, effort, list, reject, context, err);
+}
+
+/* Defaults of all token counts first (so that they lead the list), then the walk around each. */
+enum mf_status space_enumerate_counts(const struct mf_problem *problem, const struct device_info *dev, const int *tokens, int ntokens, enum effort effort,
+                                      struct candidate_list *list, space_reject_fn *reject, void *context, struct error *err)
+{
   struct walk w = {.problem = problem, .dev = dev, .list = list, .reject = reject, .context = context, .err = err, .first = list->count};
   struct verdict why = {0};
   enum mf_status rc = MF_OK;
-  bool served = false;
-  for(const struct family_ops *const *f = families_all(); *f != NULL && rc == MF_OK; f++) {
-    if((*f)->serves(problem, tokens_lo, dev, &why) != MF_OK || (*f)->serves(problem, tokens_hi, dev, &why) != MF_OK)
-      continue;
-    served = true;
-    rc = walk_family(&w, *f, tokens_lo, tokens_hi, effort);
+  for(int i = 0; i < ntokens; i++) {
+    if(!is_served(problem, tokens[i], dev, &why))
+      return error_set(err, MF_ERR_UNSUPPORTED, "no kernel family serves this shape for %d tokens: rule %s: %s", tokens[i],
+                       why.rule != NULL ? why.rule : "none", why.detail);
   }
-  if(!served)
-    rc = error_set(err, MF_ERR_UNSUPPORTED, "no kernel family serves this shape for %d..%d tokens: rule %s: %s", tokens_lo, tokens_hi,
-                   why.rule != NULL ? why.rule : "none", why.detail);
-  else if(rc == MF_OK && list->count == w.first)
+  for(int i = 0; i < 2 * ntokens && rc == MF_OK; i++)
+    rc = walk_count(&w, tokens[i % ntokens], effort, i < ntokens);
+  if(rc == MF_OK && list->count == w.first)
     rc = error_set(err, MF_ERR_UNSUPPORTED, "every schedule is over a limit of %s (see `moeforge plan`)", dev->name);
   free(w.rejected);
   return rc;

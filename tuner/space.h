@@ -22,8 +22,12 @@ struct candidate_list {
 
 typedef void space_reject_fn(void *context, const struct schedule *sched, const struct verdict *why);
 
-/* Appends the candidates for token counts lo..hi (one bucket). Each has its name, artifact_name and recipe filled in; is_default is set on
- * the default schedule of any token count in lo..hi. MF_ERR_UNSUPPORTED, with the rule and the nearest legal value, if no family serves. */
+/* Appends the candidates for these token counts, of every family that serves some of them: which counts a candidate takes, its recipe says. Each has its
+ * name, artifact_name and recipe filled in; is_default is set on a family's default schedule of any of the counts. MF_ERR_UNSUPPORTED, with the
+ * rule, if there is a count that no family serves; then nothing is appended. */
+enum mf_status space_enumerate_counts(const struct mf_problem *problem, const struct device_info *dev, const int *tokens, int ntokens, enum effort effort,
+                                      struct candidate_list *list, space_reject_fn *reject, void *context, struct error *err);
+/* The same for every count lo..hi. */
 enum mf_status space_enumerate(const struct mf_problem *problem, const struct device_info *dev, int tokens_lo, int tokens_hi, enum effort effort,
                                struct candidate_list *list, space_reject_fn *reject, void *context, struct error *err);
 void candidate_list_free(struct candidate_list *list);

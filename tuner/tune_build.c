@@ -48,8 +48,8 @@ static enum mf_status enumerate(struct build_step *step, struct error *err)
   step->err = err;
   if(rc != MF_OK)
     return rc;
-  rc = space_enumerate(&job->spec.problem, &step->t->target.dev, job->tokens[0], job->tokens[job->ntokens - 1], step->t->opt->effort, &job->list,
-                       on_space_reject, step, err);
+  rc = space_enumerate_counts(&job->spec.problem, &step->t->target.dev, job->tokens, job->ntokens, step->t->opt->effort, &job->list,
+                              on_space_reject, step, err);
   if(step->rc != MF_OK)
     rc = step->rc;
   if(rc != MF_OK && rc != MF_ERR_UNSUPPORTED) {

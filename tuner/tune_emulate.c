@@ -17,6 +17,7 @@
 #include "tune.h"
 
 #define NOT_EXECUTED "not_executed"
+#define MAX_FAMILIES 8
 
 /* ---- how the device is emulated ---- */
 static enum mf_status absolute(const char *path, char *out, size_t space, struct error *err)
@@ -109,7 +110,7 @@ int tune_emulated_cases(struct test_case *cases, int count)
 struct cover {
   const struct job *job;
   bool *artifact;                          /* executed */
-  bool value[MAX_KNOBS][KNOB_MAX_VALUES];  /* of the recipe's knobs */
+  bool value[MAX_FAMILIES][MAX_KNOBS][KNOB_MAX_VALUES]; /* of the recipe's knobs */
 };
 
 static int value_index(const struct knob *knob, int value)
@@ -120,8 +121,17 @@ static int value_index(const struct knob *knob, int value)
   return i;
 }
 
-/* How much candidate i would add to what is covered; 'take': it does. Knobs are those of its family: with several families, values of equal place
- * count once. */
+/* The family's place among all. */
+static int family_index(const struct family_ops *family)
+{
+  const struct family_ops *const *all = families_all();
+  int i = 0;
+  while(i < MAX_FAMILIES - 1 && all[i] != NULL && all[i] != family)
+    i++;
+  return i;
+}
+
+/* How much candidate i would add to what is covered; 'take': it does. */
 static int cover_gain(struct cover *c, size_t i, bool take)
 {
   const struct schedule *sched = &c->job->list.items[i].schedule;
@@ -130,7 +140,7 @@ static int cover_gain(struct cover *c, size_t i, bool take)
   *artifact = *artifact || take;
   for(int k = 0; k < sched->family->nknobs; k++) {
     const struct knob *knob = &sched->family->knobs[k];
-    bool *covered = &c->value[k][value_index(knob, sched->value[k])];
+    bool *covered = &c->value[family_index(sched->family)][k][value_index(knob, sched->value[k])];
     gain += !knob->compile_time && !*covered;
     *covered = *covered || take;
   }

@@ -83,6 +83,7 @@ struct Layout {
   static constexpr int kConsumerWarp = 4;  // 4..7 and 8..11: two warpgroups
   static constexpr int kConsumerThreads = 256;
   static constexpr int kProducerWarp = 12;
+  static constexpr bool kProducerIsLane = false; // a lane that waits and issues alone
   static constexpr int kWarps = kHelpers <= 4 ? 13 : 9 + kHelpers;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kFrontWarps = kWarps - 1; // all but the producer: they quantise x
@@ -163,6 +164,10 @@ struct Layout {
   static constexpr uint32_t kEndOfUnits = 0xFFFFFFFFu;
   static constexpr uint32_t kAllPublished = 1u << 30;
   static constexpr int kSharedBytes = sizeof(Shared);
+
+  // Where the token's atom of x lies, and its row in it.
+  MF_DEVICE static uint8_t *x_atom(Shared &sm, uint32_t block, uint32_t) { return sm.x[block]; }
+  MF_DEVICE static uint32_t x_row(uint32_t token) { return token; }
 
   // --- Workspace ---
   static constexpr int kHRows = MF_STREAM_WS_H_ROWS(kRanks);

@@ -55,7 +55,8 @@ struct RingWriter {
     if(handed_out >= L::kRingStages)
       hw::mbarrier_wait(&c.sm.barrier.empty[stage], empty_parity, c.dog, L::kWaitRingFree);
     free_wait.stop();
-    hw::sync_warp(); // no lane may still be waiting for a phase when lane 0 sets off the next one
+    if constexpr(!L::kProducerIsLane)
+      hw::sync_warp(); // no lane may still be waiting for a phase when lane 0 sets off the next one
     ++handed_out;
     ++in_flight;
   }

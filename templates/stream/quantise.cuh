@@ -97,7 +97,7 @@ template <class L>
 struct XFront {
   static constexpr int kTokenSteps = (L::kHidden + 255) / 256;
   static constexpr bool kWholeSteps = L::kHidden % 256 == 0; // else the upper half warp has nothing to do in a token's last step
-  static constexpr int kBatch = L::kHidden > 4096 ? 8 : 4; // steps that are loaded together
+  static constexpr int kBatch = L::kHidden > 4096 && L::kMaxTokens <= MF_STREAM_MAX_TOKENS ? 8 : 4; // steps that are loaded together
   static constexpr int kTogether = 4;                      // steps whose latencies overlap in quantise_chunks
   const Context<L> &c;
   uint32_t worker, workers, steps, rotation; // this warp has the steps worker, worker + workers, ...
@@ -107,7 +107,7 @@ struct XFront {
   {
     // The warp's index again, but not known to be uniform: the address arithmetic below is faster in vector registers.
     const uint32_t warp = (uint32_t)hw::thread_index() >> 5;
-    const bool spare = c.p.tokens == 1; // the four consumer warps that route
+    const bool spare = L::kMaxTokens <= MF_STREAM_MAX_TOKENS && c.p.tokens == 1; // the four consumer warps that route
     worker = warp - (warp > L::kProducerWarp) - (spare && warp > L::kConsumerWarp ? 4 : 0);
     workers = L::kFrontWarps - (spare ? 4 : 0);
     steps = spare && warp - L::kConsumerWarp < 4u ? 0 : c.p.tokens * kTokenSteps;
@@ -179,7 +179,7 @@ struct XFront {
       locate(step, token, part);
       if(step < steps && (kWholeSteps || part * 256 + c.lane * 8 < L::kHidden)) {
         const uint32_t block = part * 2 + (c.lane >> 4), piece = c.lane & 15;
-        *atom_piece(c.sm.x[block], token, piece) = quantised[i];
+        *atom_piece(L::x_atom(c.sm, block, token), L::x_row(token), piece) = quantised[i];
         if(piece == 0)
           c.sm.cleared.x_scale[block][token] = scale[i];
       }

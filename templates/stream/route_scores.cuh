@@ -23,7 +23,7 @@ struct SeparateScoring {
   // log2 of the warps that score a token's experts.
   MF_DEVICE static int log_warps(int tokens)
   {
-    const int most = kPairs >= 4 ? 2 : kPairs >= 2 ? 1 : 0;
+    const int most = L::kMaxTokens > MF_STREAM_MAX_TOKENS ? 0 : kPairs >= 4 ? 2 : kPairs >= 2 ? 1 : 0;
     return smaller(tokens <= 2 ? 2 : tokens <= 4 ? 1 : 0, most);
   }
   MF_DEVICE static int pairs_of_warp(const Context<L> &c)

@@ -1,0 +1,241 @@
+// layout.cuh - constants that follow from shape and schedule, the warps' roles, and the shared-memory map of the family `batch`.
+//
+// Nothing here runs. Every assumption of the stage files about sizes is a static_assert of `Layout`. It has the members that the stages
+// shared with the family `stream` ask for, under the same names.
+//
+// Words used throughout the family, besides those of stream/layout.cuh:
+//   group     8 successive tokens: token t is row t % 8 of group t / 8, in x, in h and in every product.
+//   stage     8 KB of the ring: for up 16 rows x 4 k-blocks; for down what fits of the CTA's rows of one expert. Stage i of a
+//             CTA belongs to consumer warpgroup i % 2.
+//   pass      one product of a stage: with a group's x (up), with an h set (down).
+//   h set     h of the r-th expert of each of a group's tokens, r being the rank: one atom per k-block, ready for wgmma.
+//   item      up: (unit, group), what a finaliser is given. Loading h: slot * groups + group.
+#pragma once
+#include "batch/params.h"
+#include "stream/layout.cuh"
+
+namespace batch {
+
+using stream::Context;
+using stream::larger;
+using stream::smaller;
+
+template <class ShapeT, class ScheduleT>
+struct Layout {
+  using Shape = ShapeT;
+  using Schedule = ScheduleT;
+
+  // --- Shape ---
+  static constexpr int kExperts = Shape::kExperts;
+  static constexpr int kTopK = Shape::kTopK;
+  static constexpr int kIntermediate = Shape::kIntermediate;
+  static constexpr int kHidden = Shape::kHidden;
+  static constexpr int kGroups = Schedule::kTokenGroups;
+  static constexpr int kMaxTokens = 8 * kGroups;
+  static constexpr int kOffset = Shape::kIntermediateOffset; // of the first feature in its 128-block of the unsharded matrix
+  static constexpr int kKBlocks = kHidden / 128;                         // of w13
+  static constexpr int kHBlocks = (kOffset + kIntermediate + 127) / 128; // of w2, scale blocks and quantisation groups of h
+  static constexpr bool kWholeHBlocks = kOffset == 0 && kIntermediate % 128 == 0; // else the first or last is shared with other ranks
+
+  // --- Routing ---
+  static constexpr int kColumns = kExperts + Shape::kZeroExperts;
+  static constexpr int kExpertBegin = Shape::kExpertBegin;
+  static constexpr int kLocalExperts = Shape::kExpertCount;
+  static constexpr bool kAllLocal = kLocalExperts == kColumns;
+  static constexpr int kExpertsPerLane = (kColumns + 31) / 32;
+  static constexpr int kTableExperts = (kLocalExperts + 31) / 32 * 32;
+  static constexpr bool kPacked = Shape::kScoring == MF_STREAM_SOFTMAX && !Shape::kLogitsF32;
+  static constexpr bool kGiven = false;                      // the engine's own routing, shared experts, clamps: not served (family_batch.c)
+  static constexpr int kShared = 0, kRanks = kTopK;
+  static_assert(Shape::kScoring != MF_STREAM_GIVEN && Shape::kSharedExperts == 0 && !Shape::kWeightOnInput && Shape::kSwigluLimit == 0.0f &&
+                    Shape::kSwigluAlpha == 1.0f,
+                "features: those of stream that this family does not have");
+  static constexpr int kMaxSlots = kMaxTokens * kTopK < kLocalExperts ? kMaxTokens * kTopK : kLocalExperts;
+
+  // --- Up projection ---
+  static constexpr int kStageBytes = 8192;
+  static constexpr int kStageKBlocks = 4;
+  static constexpr int kUnits = kIntermediate / 8;
+  static constexpr int kUnitStages = 2 * ((kKBlocks + 2 * kStageKBlocks - 1) / (2 * kStageKBlocks)); // even; the last may hold less or nothing
+  static constexpr int kRingStages = Schedule::kRingStages;
+  static constexpr int kLookahead = Schedule::kTicketLookahead;
+  static constexpr int kScaleSlots = kRingStages / kUnitStages + 2; // turns that the scheduler may be ahead of the consumers
+
+  // --- Down projection: CTA c < kDownCtas owns the rows c * kDownRows ... of w2, for every active expert; the last may own fewer ---
+  static constexpr int kGridCtas = Schedule::kGridCtas;
+  static constexpr int kDownRows = 8 * ((kHidden / 8 + kGridCtas - 1) / kGridCtas);
+  static constexpr int kDownCtas = (kHidden + kDownRows - 1) / kDownRows;
+  static constexpr bool kSlab = kDownRows == 16;
+  static constexpr int kDownRowBlocks = 128 % kDownRows == 0 ? 1 : 2;
+  static constexpr int kDownKBlockBytes = kDownRows * 128;
+  static constexpr int kProductsAtMost = kSlab ? 4 : 2; // k-blocks per stage, for their accumulators' sake
+  static constexpr int kDownKBlocksAtMost = kStageBytes / kDownKBlockBytes < kProductsAtMost ? kStageBytes / kDownKBlockBytes : kProductsAtMost;
+  static constexpr int kDownPieces = (kHBlocks + kDownKBlocksAtMost - 1) / kDownKBlocksAtMost; // stages per slot
+  static constexpr int kDownKBlocks = (kHBlocks + kDownPieces - 1) / kDownPieces;
+  static constexpr bool kEvenPieces = kDownPieces * kDownKBlocks == kHBlocks;
+  static constexpr int kDownCopyBytes = kDownKBlocks * kDownKBlockBytes;
+  static constexpr int kDownSlots = 1;
+
+  // --- h sets. With kOverlay, those of the ranks from kLowRanks on lie where x was: they are written once the CTA's up phase is over.
+  // As many as there is room for, half of them at most. ---
+  static constexpr bool kOverlay = Schedule::kOverlay;
+  static constexpr int kHighRanks = !kOverlay ? 0 : kTopK / 2 < kKBlocks / kHBlocks ? kTopK / 2 : kKBlocks / kHBlocks;
+  static constexpr int kLowRanks = kTopK - kHighRanks;
+
+  // --- Warps: 0..3 finalise, 4..7 and 8..11 consume, 12 produces, 13..20 load h, 21 schedules ---
+  static constexpr int kReduceBuffers = 4; // one per finaliser
+  static constexpr int kHLoaders = 8;
+  static constexpr int kHelpers = kReduceBuffers + kHLoaders;
+  static constexpr int kHelperThreads = 32 * kHelpers;
+  static constexpr int kConsumerWarp = 4;
+  static constexpr int kConsumerThreads = 256;
+  static constexpr int kProducerWarp = 12;
+  static constexpr bool kProducerIsLane = true;
+  static constexpr int kSchedulerWarp = 21;
+  static constexpr int kWarps = 22;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kFrontWarps = kHelpers + 8; // all but producer and scheduler: they quantise x
+  static constexpr int kRouters = 16;              // consumers and loaders: each routes one or two tokens
+  static constexpr int kRouteRounds = (kMaxTokens + kRouters - 1) / kRouters;
+  MF_DEVICE static int helper_of(int warp) { return warp < kConsumerWarp ? warp : warp - 9; }
+  MF_DEVICE static int router_of(int warp) { return warp < kProducerWarp ? warp - kConsumerWarp : warp - 5; } // negative: none
+
+  // --- Named barriers (0 is the whole CTA) ---
+  enum Barrier : int {
+    kBarrierRouted = 1, // routers -> producer: every token's picks are in token_mask
+    kBarrierListed = 2, // producer -> all: the list of active experts is there
+    kBarrierFront = 3,  // all but producer and scheduler: x and the routing tables are there
+    kBarrierOutput = 4, // consumers: partial sums of y are there
+    kBarrierScored = 6, // (of stream, with few tokens: never used here)
+  };
+
+  // --- Waits, as the watchdog names them: the first eleven as in stream ---
+  enum Wait : int {
+    kWaitUpStage = 1, kWaitScales, kWaitReduceFree, kWaitDownStage, kWaitH, kWaitReduceFull, kWaitProgress, kWaitHData,
+    kWaitRingFree, kWaitFlight, kWaitTicket, kWaitUnitDone, kWaitXFree,
+  };
+
+  // --- Shared memory ---
+  struct Barriers {
+    hw::Mbarrier reduce_full[kReduceBuffers];  // 8 arrivals: the consumer warps have written their partial sums
+    hw::Mbarrier reduce_empty[kReduceBuffers]; // 1: the finaliser has read them
+    hw::Mbarrier scales[kScaleSlots];          // 32: the scheduler's lanes, when their cp.async have landed
+    hw::Mbarrier unit_done[kScaleSlots];       // 8: the consumer warps are through with the turn
+    hw::Mbarrier turn[kScaleSlots];            // 1: the scheduler has written the queue's entry
+    hw::Mbarrier x_free;                       // 8: the consumer warps are through with x
+    hw::Mbarrier full[kRingStages];            // 1 + bytes: the stage has landed
+    hw::Mbarrier empty[kRingStages];           // 4: the warps of the stage's warpgroup are done with it
+  };
+
+  // What must read as zero before anyone writes it: cleared by warps 0..3 ahead of the first barrier.
+  struct alignas(16) Cleared {
+    float x_scale[kKBlocks][kMaxTokens];
+    uint32_t token_mask[kTableExperts]; // bit t: token t has chosen the expert
+    uint32_t passes[(kMaxSlots + 3) / 4 * 4]; // of the slot; bit 8 * group + rank: one of the group's tokens has it at this rank
+  };
+
+  // What a router keeps of its token's experts. Lies where the ring will be, which is larger but with very many experts.
+  struct Scores {
+    static constexpr int kPitch = kPacked ? 1 : (kColumns + 3) / 4 * 4;
+    float score[kRouters][kPitch];
+    uint32_t order[kRouters][kPitch];
+  };
+
+  struct alignas(1024) Shared {
+    union { // first: a down tile's unused rows may be read past the last stage
+      uint8_t ring[kRingStages][kStageBytes];
+      Scores scores;                        // dead before kBarrierRouted
+    };
+    alignas(1024) uint8_t x[kGroups][kKBlocks][1024]; // quantised x, one atom (8 tokens) per group and k-block; later maybe h sets
+    uint8_t h[kGroups * kLowRanks][kHBlocks][1024];
+    hw::F32x4 reduce[kReduceBuffers][8][32]; // [buffer][consumer warp][lane]; at the end [group]: combines y
+    Cleared cleared;
+    alignas(16) float up_scale[kScaleSlots][2][kKBlocks]; // [turn % kScaleSlots][gate, up][k-block]
+    hw::U32x4 queue[kScaleSlots];           // what comes after the static rounds: {unit, its row block in w13, first chunk of k, -}
+    float h_scale[kGroups * kTopK][kHBlocks][8]; // [group * kTopK + rank][k-block][row], routing weight included
+    float down_scale[kMaxSlots][kDownRowBlocks][kHBlocks];
+    float weight[kMaxTokens][kTopK];        // [token][rank]
+    uint32_t experts[kMaxSlots];            // [slot], by rising index
+    uint32_t tokens[kMaxSlots];             // [slot]: bit t
+    alignas(8) uint8_t slot_at[kMaxTokens][8];         // [token][rank], kNoSlot where there is none
+    alignas(8) uint8_t slot_by_rank[kTopK][kMaxTokens]; // the same the other way round
+    uint32_t active;                        // length of the list
+    uint32_t reduce_unit[kReduceBuffers];   // 4 * unit + group of the item in the buffer, kEndOfUnits after the last
+    uint32_t published[kReduceBuffers];     // 1 + last unit that the finaliser has published some of, kAllPublished at the end
+    uint32_t h_loaded[2][kHLoaders];        // items whose low (high) ranks the loader has written
+    uint32_t stage_unit[kRingStages];       // unit of an up stage, kEndOfUnits for a down stage
+    uint8_t slot_of[kTableExperts];         // of active experts
+    alignas(8) Barriers barrier;
+  };
+  static constexpr uint32_t kEndOfUnits = 0xFFFFFFFFu;
+  static constexpr uint32_t kAllPublished = 1u << 30;
+  static constexpr int kNoSlot = 255; // slot 255 exists only where every token has 8 slots, so that no entry is empty
+  static constexpr int kSharedBytes = sizeof(Shared);
+
+  // Where the token's atom of x lies, and its row in it.
+  MF_DEVICE static uint8_t *x_atom(Shared &sm, uint32_t block, uint32_t token) { return sm.x[token >> 3][block]; }
+  MF_DEVICE static uint32_t x_row(uint32_t token) { return token & 7; }
+
+  // Where an h set's first atom lies, in bytes from the start of shared memory.
+  MF_DEVICE static uint32_t h_set(int group, int rank)
+  {
+    constexpr uint32_t kRing = sizeof(Scores) > sizeof(Shared::ring) ? sizeof(Scores) : sizeof(Shared::ring);
+    constexpr uint32_t kX = (kRing + 1023) / 1024 * 1024, kH = kX + sizeof(Shared::x), kSet = kHBlocks * 1024; // (h follows x)
+    if(kOverlay && rank >= kLowRanks)
+      return kX + (group * kHighRanks + rank - kLowRanks) * kSet;
+    return kH + (group * kLowRanks + rank) * kSet;
+  }
+
+  // --- Workspace ---
+  static constexpr int kHBytes = MF_BATCH_WS_H_BYTES(kGroups, kTopK, kIntermediate); // of one parity
+  static constexpr int kWorkspaceBytes = MF_BATCH_WS_BYTES(kGroups, kTopK, kIntermediate);
+
+  // --- Assumptions ---
+  static_assert(kGroups >= MF_BATCH_MIN_GROUPS && kGroups <= MF_BATCH_MAX_GROUPS, "token_groups: 2..4, a word of tokens, a buffer per group at the end");
+  static_assert(kExperts >= 1 && kColumns <= MF_STREAM_MAX_COLUMNS, "experts: an index of 10 bits, at most 32 per lane of the routing warp");
+  static_assert(kExpertBegin >= 0 && kLocalExperts >= 1 && kExpertBegin + kLocalExperts <= kExperts, "expert_begin: this rank's experts exist");
+  static_assert(kTopK >= 1 && kTopK <= kColumns && kTopK <= MF_BATCH_MAX_TOPK, "topk: a byte of ranks per group");
+  static_assert(kMaxSlots <= 256, "topk: a slot's number is a byte");
+  static_assert(kHidden % 128 == 0 && kHidden >= 1024 && kHidden <= 8192, "hidden: whole k-blocks, a unit's scale rows in one cp.async per lane");
+  static_assert(kIntermediate % 16 == 0 && kIntermediate >= 16, "intermediate: rows of w2 are 16-byte aligned, features come in eights");
+  static_assert(kOffset % 16 == 0 && kOffset >= 0 && kOffset < 128, "intermediate_offset: eight features of a lane or unit lie in one block");
+  static_assert(kDownRows <= 64, "grid_ctas: at most 64 rows each, one product tile");
+  static_assert(kDownCtas <= kGridCtas && kDownCtas == Schedule::kDownCtas, "down_ctas: the host counts as the kernel does");
+  static_assert(kGridCtas <= MF_STREAM_WS_MAX_GRID, "grid_ctas: the workspace holds one launch count per CTA");
+  static_assert(kDownCopyBytes <= kStageBytes, "down tile: a stage holds what is copied to it");
+  static_assert(kRingStages >= 4 && kRingStages <= 16 && kRingStages % 2 == 0, "ring_stages: even, or a warpgroup misses phases of its stages");
+  static_assert(kLookahead >= 1 && kLookahead <= 4, "ticket_lookahead: a register each");
+  static_assert(!kOverlay || kHighRanks >= 1, "overlay: h of a rank fits where x was");
+  static_assert(kHighRanks * kHBlocks <= kKBlocks, "overlay: the higher ranks' h fits where x was");
+  static_assert(kSharedBytes <= 232448, "shared memory: 227 KB per CTA");
+  static_assert(sizeof(Cleared) % 16 == 0 && kSharedBytes % 1024 == 0, "shared memory: alignment");
+};
+
+// A consumer warpgroup's position in the ring: every other stage is its own.
+template <class L>
+struct RingReader {
+  int stage;
+  uint32_t parity = 0;
+  MF_DEVICE explicit RingReader(int warpgroup) : stage(warpgroup) {}
+  MF_DEVICE void advance()
+  {
+    stage += 2;
+    if(stage >= L::kRingStages) {
+      stage -= L::kRingStages;
+      parity ^= 1;
+    }
+  }
+};
+
+// The rank at which a token has a slot; 0 if it has not.
+template <class L>
+MF_DEVICE int rank_at(const Context<L> &c, int token, int slot)
+{
+  const hw::U32x2 v = *(const hw::U32x2 *)c.sm.slot_at[token];
+  const uint32_t wanted = slot * 0x01010101u, low = v.x ^ wanted, high = v.y ^ wanted; // a byte is 0 where the slot is
+  const uint32_t in_low = ~(((low & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | low | 0x7F7F7F7Fu);  // its uppermost bit
+  const uint32_t in_high = ~(((high & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | high | 0x7F7F7F7Fu);
+  return in_low != 0 ? hw::lowest_bit(in_low) >> 3 : in_high != 0 ? 4 + (hw::lowest_bit(in_high) >> 3) : 0;
+}
+
+} // namespace batch

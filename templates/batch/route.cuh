@@ -1,0 +1,149 @@
+// route.cuh - from router logits to the list of active experts, ranks and weights.
+//
+// Who runs it   16 routers (consumers and h loaders), each for the tokens router, router + 16: Routing. list_experts: the producer warp.
+//               Selection and weights are stream's (route_packed.cuh, route_ordered.cuh, route_scores.cuh), to the bit.
+// Reads         logits, bias (global).
+// Writes        token_mask[], from which the producer makes experts[], tokens[], slot_of[] and active in the order of expert indices.
+//               Then slot_at[], slot_by_rank[], weight[], passes[]. The last CTA also writes ids and weights to the workspace.
+//               NaN: a bit of the status word. Where the ring will be: the router's scores (Layout::Scores), one token after the other.
+// Waits for     sync_cta (the tables are cleared). The producer waits at kBarrierRouted; publish runs behind kBarrierListed.
+// Visible by    the named barriers, each behind a sync_warp of the writers. fence_async_proxy before kBarrierRouted: copies into the ring, by
+//               the async proxy, come behind it.
+// No deadlock   routers only arrive at kBarrierRouted, whether they have a token or not; the producer waits for nobody else there.
+#pragma once
+#include "batch/layout.cuh"
+#include "stream/route.cuh"
+
+namespace batch {
+
+// A router's tokens.
+template <class L>
+struct Routing {
+  static constexpr int kRounds = L::kRouteRounds;
+  static constexpr bool kEarly = L::kExpertsPerLane <= 8; // else there are too few registers to load ahead
+  stream::Selection<L> selection[kRounds];
+  uint32_t expert[kRounds]; // of the lane's pick; 0xFFFF: none
+  float weight[kRounds];
+
+  MF_DEVICE static int token_of(int router, int round) { return router + L::kRouters * round; }
+
+  MF_DEVICE void load(const Context<L> &c, int router)
+  {
+    if constexpr(!kEarly)
+      return;
+    MF_UNROLL
+    for(int i = 0; i < kRounds; ++i) {
+      if(token_of(router, i) < c.p.tokens)
+        selection[i].load(c, token_of(router, i), 0);
+    }
+  }
+
+  // One token after the other: they share the router's row of scores.
+  MF_DEVICE void select(const Context<L> &c, int router)
+  {
+    MF_UNROLL
+    for(int i = 0; i < kRounds; ++i) {
+      if(token_of(router, i) < c.p.tokens)
+        select_one(c, router, i);
+      hw::sync_warp(); // everyone has read the scores, the masks are written
+    }
+    if constexpr(!L::kPacked)
+      hw::fence_async_proxy();
+    hw::barrier_arrive(L::kBarrierRouted, 32 * (L::kRouters + 1));
+  }
+
+  MF_DEVICE void select_one(const Context<L> &c, int router, int i)
+  {
+    auto &s = selection[i];
+    if constexpr(!kEarly)
+      s.load(c, token_of(router, i), 0);
+    s.score_experts(c, router, 0);
+    s.prepare(c, router);
+    s.template pick<0, L::kTopK>(c, router);
+    const bool picked = c.lane < L::kTopK && s.picked();
+    const uint32_t e = s.expert();
+    if(picked && stream::is_local<L>(e))
+      hw::or_shared(&c.sm.cleared.token_mask[stream::local_index<L>(e)], 1u << token_of(router, i));
+    weight[i] = stream::weight_of(c, s, router);
+    expert[i] = s.picked() ? e : 0xFFFFu;
+    if(c.cta == 0 && s.has_nan(c.lane))
+      hw::or_global((uint32_t *)c.workspace(MF_STREAM_WS_STATUS), MF_STREAM_STATUS_NAN);
+  }
+
+  // Ranks and weights of the tokens' experts, and which h sets each slot is multiplied with.
+  MF_DEVICE void publish(const Context<L> &c, int router) const
+  {
+    MF_UNROLL
+    for(int i = 0; i < kRounds; ++i) {
+      if(token_of(router, i) < c.p.tokens)
+        publish_one(c, token_of(router, i), expert[i], weight[i]);
+    }
+  }
+
+  MF_DEVICE static void publish_one(const Context<L> &c, int token, uint32_t e, float w)
+  {
+    auto &sm = c.sm;
+    const bool picked = e != 0xFFFFu, local = picked && stream::is_local<L>(e);
+    const int rank = stream::rank_of(c, picked, local, e);
+    if(c.lane < L::kTopK && local) {
+      const int slot = sm.slot_of[stream::local_index<L>(e)];
+      sm.slot_at[token][rank] = slot;
+      sm.slot_by_rank[rank][token] = slot;
+      sm.weight[token][rank] = w;
+      hw::or_shared(&sm.cleared.passes[slot], 1u << ((token & ~7) + rank));
+    }
+    if(c.cta == L::kGridCtas - 1 && c.lane < L::kTopK) {
+      const bool routed = picked && (L::kColumns == L::kExperts || e < (uint32_t)L::kExperts);
+      const int at = token * L::kTopK + rank;
+      ((int32_t *)c.workspace(MF_BATCH_WS_IDS(L::kGroups, L::kTopK, L::kIntermediate)))[at] = routed ? (int)e : -1;
+      ((float *)c.workspace(MF_BATCH_WS_WEIGHTS(L::kGroups, L::kTopK, L::kIntermediate)))[at] = routed ? w : 0.0f;
+    }
+  }
+};
+
+// Before sync_cta, besides clear_tables: no token has a slot yet. Warps 0..3.
+template <class L>
+MF_DEVICE void clear_slots(const Context<L> &c)
+{
+  const int thread = c.warp * 32 + c.lane;
+  if(c.warp >= 4)
+    return;
+  uint32_t *at = (uint32_t *)c.sm.slot_at, *by_rank = (uint32_t *)c.sm.slot_by_rank;
+  if(thread < 2 * L::kMaxTokens)
+    at[thread] = L::kNoSlot * 0x01010101u;
+  if(thread < L::kTopK * L::kMaxTokens / 4)
+    by_rank[thread] = L::kNoSlot * 0x01010101u;
+}
+
+// The list of active experts, in the order of their indices. Producer warp; returns its length.
+template <class L>
+MF_DEVICE int list_experts(const Context<L> &c)
+{
+  constexpr int kCount = L::kTableExperts / 32;
+  auto &sm = c.sm;
+  int active = 0, slot[kCount];
+  uint32_t mask[kCount];
+  MF_UNROLL
+  for(int i = 0; i < kCount; ++i)
+    mask[i] = sm.cleared.token_mask[i * 32 + c.lane];
+  MF_UNROLL
+  for(int i = 0; i < kCount; ++i) {
+    const uint32_t chosen = hw::ballot(mask[i] != 0);
+    slot[i] = active + hw::count_bits(chosen & ((1u << c.lane) - 1));
+    active += hw::count_bits(chosen);
+  }
+  MF_UNROLL
+  for(int i = 0; i < kCount; ++i) {
+    sm.slot_of[i * 32 + c.lane] = slot[i]; // (of no meaning for an expert that is not active)
+    if(mask[i] != 0) {
+      sm.experts[slot[i]] = i * 32 + c.lane;
+      sm.tokens[slot[i]] = mask[i];
+    }
+  }
+  if(c.lane == 0)
+    sm.active = active;
+  hw::sync_warp();
+  return active;
+}
+
+} // namespace batch

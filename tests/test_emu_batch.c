@@ -1,0 +1,64 @@
+/* test_emu_batch.c - the kernel family `batch` on the emulated device: launches of 9 to 32 tokens under every kind of routing, of other token counts one
+ * after the other on one workspace, judged by the staged gates (tuner/check.c): routing exactly, h to the last bits against the reference, y given the
+ * kernel's own h likewise. Rows cover each number of token groups, h over x and beside it, rings that come round soon, every kind of remainder that N, K
+ * and the rows of w2 can have, and the router's policies. Races, missing fences and deadlocks are findings of the emulator.
+ * MOEFORGE_EMU_BATCH=N in the environment runs N times as many seeds and says when a row is through. */
+#include "emu_batch_fixture.h"
+
+#define REPLAYS 2
+
+static const struct batch_row rows[] = {
+    {.name = "two groups, CTAs without rows of w2", .sms = 17, .hidden = 1024, .intermediate = 256, .experts = 64, .top_k = 2, .token_groups = 2, .ring = 4,
+     .seeds = 1, .cases = {{9, UNIFORM, 1}, {16, DISPERSED, 2}, {12, CONCENTRATED, 3}, {16, TIES, 4}}},
+    {.name = "four groups, h over x, all units static", .sms = 16, .hidden = 1024, .intermediate = 128, .experts = 128, .top_k = 4, .token_groups = 4,
+     .ring = 6, .overlay = 1, .static_rounds = 1000, .seeds = 1, .cases = {{32, UNIFORM, 1}, {25, CONCENTRATED, 2}, {17, DISPERSED, 3}}},
+    {.name = "three groups, K and N with remainders", .sms = 18, .hidden = 1152, .intermediate = 80, .offset = 80, .experts = 16, .top_k = 3, .token_groups = 3,
+     .overlay = 1, .seeds = 1, .cases = {{24, UNIFORM, 1}, {17, ZIPF, 2}}},
+    {.name = "slabs, a piece of fewer blocks", .sms = 64, .hidden = 1024, .intermediate = 320, .offset = 64, .experts = 16, .top_k = 1, .token_groups = 2,
+     .seeds = 1, .cases = {{16, ZIPF, 1}}},
+    {.name = "two blocks per stage, uneven pieces", .sms = 48, .hidden = 1152, .intermediate = 352, .offset = 96, .experts = 16, .top_k = 1, .token_groups = 2,
+     .seeds = 1, .cases = {{13, ZIPF, 1}}},
+    {.name = "groups, bias, f32, another rank's experts", .sms = 16, .hidden = 1024, .intermediate = 64, .experts = 128, .top_k = 8,
+     .score = MF_SCORE_SIGMOID, .bias = 1, .f32 = 1, .groups = 4, .kept = 2, .begin = 64, .count = 64, .token_groups = 3, .seeds = 1,
+     .cases = {{24, UNIFORM, 1}, {20, TIES, 2}}},
+    {.name = "probabilities, zero experts", .sms = 16, .hidden = 1024, .intermediate = 64, .experts = 64, .top_k = 5, .score = MF_SCORE_SOFTMAX, .bias = 1,
+     .groups = 1, .kept = 1, .count = 64, .zero = 32, .token_groups = 2, .seeds = 1, .cases = {{16, UNIFORM, 1}, {11, TIES, 2}}},
+};
+#define ROWS ((int)(sizeof(rows) / sizeof(rows[0])))
+
+START_TEST(launches_are_right)
+{
+  const struct batch_row *row = &rows[_i];
+  const char *times = getenv("MOEFORGE_EMU_BATCH");
+  const int seeds = row->seeds * (times != NULL && atoi(times) > 0 ? atoi(times) : 1);
+  struct emu_subject s;
+  batch_open(&s, row, "templates");
+  for(int seed = 1; seed <= seeds; seed++) {
+    struct emu_outcome o;
+    emu_run(&s, 1.0f, row->cases, batch_ncases(row), REPLAYS, (uint64_t)(100 * _i + seed), &o);
+    ck_assert_msg(o.passed, "%s, seed %d: %s", row->name, seed, o.text);
+  }
+  emu_close(&s);
+  if(times != NULL)
+    fprintf(stderr, "%s: %d seeds\n", row->name, seeds);
+}
+END_TEST
+
+int main(void)
+{
+  Suite *suite = suite_create("emu_batch");
+  TCase *runs = tcase_create("launches");
+  SRunner *runner;
+  int failed;
+  if(!emu_folder_make())
+    return EXIT_FAILURE;
+  tcase_add_loop_test(runs, launches_are_right, 0, ROWS);
+  tcase_set_timeout(runs, 600);
+  suite_add_tcase(suite, runs);
+  runner = srunner_create(suite);
+  srunner_run_all(runner, CK_ENV);
+  failed = srunner_ntests_failed(runner);
+  srunner_free(runner);
+  emu_folder_remove();
+  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,141 @@
+/* test_emu_batch_mutants.c - does the emulated device find what may be wrong with the family `batch`? After test_emu_mutants.c: each row breaks the kernel in
+ * one place, and the emulator or a gate has to find it under a few seeds. The rows are about what this family does in its own way: groups of tokens, stages
+ * that belong to one warpgroup, a producer that is one lane, the scheduler's queue, h where x was. With MOEFORGE_MUTANTS=text in the environment only rows
+ * with the text in their names are run, under as many seeds as it takes, and what is found is printed: for writing rows. */
+#include "emu_batch_fixture.h"
+
+#define MAX_KINDS 4
+#define GATE(gate) (EMU_FINDING_KINDS + (gate)) /* kinds of outcome: findings, then gates */
+#define MOST_SEEDS 4
+
+static const struct batch_row subject = {
+    .name = "mutants", .sms = 17 /* one CTA has no rows of w2 */, .hidden = 1024, .intermediate = 128, .experts = 64, .top_k = 2, .token_groups = 2, .ring = 4, .overlay = 1,
+    .cases = {{16, UNIFORM, 1}, {9, CONCENTRATED, 2}}};
+
+static const struct mutant {
+  const char *name, *file, *text, *instead;
+  int kinds[MAX_KINDS]; /* what may be found; 0 ends */
+  int seeds;
+} mutants[] = {
+    {"h_without_proxy_fence", "batch/handoff.cuh", "      hw::fence_async_proxy();\n", "", {EMU_NO_PROXY_FENCE}, 2},
+    {"h_is_flagged_without_release", "batch/handoff.cuh", "hw::store_shared_release(&sm.h_loaded", "hw::store_shared_relaxed(&sm.h_loaded",
+     {EMU_RACE, EMU_NO_PROXY_FENCE}, 2},
+    {"the_wrong_group_s_x", "batch/up.cuh", "hw::advance_descriptor(x0, g * (L::kKBlocks * 1024))", "hw::advance_descriptor(x0, (g ^ 1) * (L::kKBlocks * 1024))",
+     {GATE(GATE_H), GATE(GATE_FINITE)}, 2},
+    {"the_wrong_group_s_h", "batch/down.cuh", "L::h_set(g, rank)", "L::h_set(g ^ 1, rank)",
+     {GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE), EMU_RACE, EMU_NO_PROXY_FENCE}, 2},
+    {"stage_freed_before_the_last_group", "batch/up.cuh", "if(groups < 2u << g && c.lane == 0)", "if(!(groups & ((1u << g) - 1)) && c.lane == 0)",
+     {EMU_EARLY_OVERWRITE, EMU_RACE, EMU_BARRIER}, 4},
+    {"stage_freed_before_the_last_pass", "batch/down.cuh", "if(left == 0 && passes >> (8 * g) >> 8 == 0 && c.lane == 0)",
+     "if(left == 0 && (passes & ((1u << (8 * g)) - 1)) == 0 && c.lane == 0)", {EMU_EARLY_OVERWRITE, EMU_RACE, EMU_BARRIER}, 4},
+    {"high_ranks_over_live_x", "batch/handoff.cuh", "    if(half == 1)\n", "    if(half == 2)\n", {EMU_EARLY_OVERWRITE, EMU_RACE, GATE(GATE_H)}, 4},
+    {"high_ranks_not_waited_for", "batch/down.cuh", "&sm.h_loaded[half][", "&sm.h_loaded[0][", {EMU_DEADLOCK, EMU_RACE, EMU_NO_PROXY_FENCE, EMU_EARLY_OVERWRITE}, 2},
+    {"scale_rows_overwritten_too_soon", "batch/scheduler.cuh", "turn >= L::kScaleSlots && ", "turn > L::kScaleSlots && ", {EMU_RACE, EMU_BARRIER, EMU_DEADLOCK}, 4},
+    {"a_turn_that_is_not_waited_for", "batch/producer.cuh", "if(!hw::mbarrier_wait(&c.sm.barrier.turn[entry], parity, c.dog, L::kWaitTicket))", "if(parity > 1)",
+     {EMU_RACE, EMU_UNINITIALISED}, 2},
+    {"one_end_mark_for_two_warpgroups", "batch/producer.cuh", "for(int i = stages; i < 2; ++i)", "for(int i = stages; i < 1; ++i)", {EMU_DEADLOCK}, 1},
+    {"rank_of_another_token", "batch/layout.cuh", "c.sm.slot_at[token];", "c.sm.slot_at[token ^ 1];",
+     {EMU_RACE, GATE(GATE_H), EMU_DEADLOCK, EMU_UNINITIALISED}, 2},
+};
+#define MUTANTS ((int)(sizeof(mutants) / sizeof(mutants[0])))
+
+static const char *kind_name(int kind)
+{
+  return kind < EMU_FINDING_KINDS ? emu_finding_name((enum emu_finding_kind)kind) : gate_name((enum gate)(kind - EMU_FINDING_KINDS));
+}
+
+/* A copy of the templates in which the text, which must occur once, is replaced. */
+static void mutate(const struct mutant *mutant, char *folder, size_t space)
+{
+  static char before[1 << 17];
+  char path[400];
+  const char *hit;
+  size_t bytes;
+  FILE *f;
+  snprintf(folder, space, "%.200s/%s", emu_folder, mutant->name);
+  snprintf(path, sizeof(path), "%s/%s", folder, mutant->file);
+  emu_shell("cp -r templates '%s'", folder);
+  f = fopen(path, "rb");
+  ck_assert_msg(f != NULL, "%s", path);
+  bytes = fread(before, 1, sizeof(before) - 1, f);
+  ck_assert_uint_lt(bytes, sizeof(before) - 1);
+  fclose(f);
+  before[bytes] = '\0';
+  hit = strstr(before, mutant->text);
+  ck_assert_msg(hit != NULL && strstr(hit + 1, mutant->text) == NULL, "%s: the text to be changed does not occur once in %s: bring the table in step",
+                mutant->name, mutant->file);
+  f = fopen(path, "wb");
+  ck_assert_ptr_nonnull(f);
+  ck_assert_int_ge(fprintf(f, "%.*s%s%s", (int)(hit - before), before, mutant->instead, hit + strlen(mutant->text)), 0);
+  ck_assert_int_eq(fclose(f), 0);
+}
+
+static bool expected(const struct mutant *mutant, int kind)
+{
+  for(int i = 0; i < MAX_KINDS && mutant->kinds[i] != 0; i++)
+    if(mutant->kinds[i] == kind)
+      return true;
+  return false;
+}
+
+START_TEST(a_mutant_is_found)
+{
+  const struct mutant *mutant = &mutants[_i];
+  const char *only = getenv("MOEFORGE_MUTANTS");
+  const int most = only != NULL ? 3 * MOST_SEEDS : mutant->seeds;
+  struct emu_subject s;
+  struct emu_outcome o = {.passed = true};
+  char folder[300];
+  int tried = 0, kind;
+  if(only != NULL && strstr(mutant->name, only) == NULL)
+    return;
+  ck_assert_int_le(mutant->seeds, MOST_SEEDS);
+  emu_compile_fast();
+  mutate(mutant, folder, sizeof(folder));
+  batch_open(&s, &subject, folder);
+  for(; o.passed && tried < most; tried++)
+    emu_run(&s, 1.0f, subject.cases, batch_ncases(&subject), 2, (uint64_t)(1 + tried), &o);
+  kind = o.finding != EMU_NONE ? (int)o.finding : GATE((int)o.gate);
+  if(only != NULL)
+    printf("%s: under %d seeds (of %d), %s: %.300s\n", mutant->name, tried, mutant->seeds, o.passed ? "nothing" : kind_name(kind), o.text);
+  ck_assert_msg(!o.passed, "%s was not found under %d seeds", mutant->name, tried);
+  ck_assert_msg(expected(mutant, kind), "%s: found as %s, which is not expected: %s", mutant->name, kind_name(kind), o.text);
+  emu_close(&s);
+}
+END_TEST
+
+START_TEST(the_kernel_is_clean)
+{
+  struct emu_subject s;
+  emu_compile_fast();
+  batch_open(&s, &subject, "templates");
+  for(int seed = 1; seed <= MOST_SEEDS; seed++) {
+    struct emu_outcome o;
+    emu_run(&s, 1.0f, subject.cases, batch_ncases(&subject), 2, (uint64_t)seed, &o);
+    ck_assert_msg(o.passed, "seed %d: %s", seed, o.text);
+  }
+  emu_close(&s);
+}
+END_TEST
+
+int main(void)
+{
+  Suite *suite = suite_create("emu_batch_mutants");
+  TCase *found = tcase_create("mutants"), *passes = tcase_create("kernel");
+  SRunner *runner;
+  int failed;
+  if(!emu_folder_make())
+    return EXIT_FAILURE;
+  tcase_add_loop_test(found, a_mutant_is_found, 0, MUTANTS);
+  tcase_add_test(passes, the_kernel_is_clean);
+  tcase_set_timeout(found, 240);
+  tcase_set_timeout(passes, 240);
+  suite_add_tcase(suite, found);
+  suite_add_tcase(suite, passes);
+  runner = srunner_create(suite);
+  srunner_run_all(runner, CK_ENV);
+  failed = srunner_ntests_failed(runner);
+  srunner_free(runner);
+  emu_folder_remove();
+  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
