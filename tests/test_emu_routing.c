@@ -151,15 +151,16 @@ static void open_kernel(struct router *r, const struct device_info *dev, const c
   free(art.source);
 }
 
-static void open_router(struct router *r, const struct shape *shape, int sms)
+static void open_router(struct router *r, const struct shape *shape, int shared, int sms)
 {
   const struct device_info dev = emu_device_of(sms);
   size_t local, weights, scales;
   struct mf_weights w;
   memset(r, 0, sizeof(*r));
   r->problem = problem_of(shape);
+  r->problem.shared_experts = shared;
   r->columns = r->problem.experts + r->problem.zero_experts;
-  local = (size_t)r->problem.expert_count;
+  local = (size_t)problem_stored_experts(&r->problem);
   weights = (size_t)r->problem.intermediate * (size_t)r->problem.hidden;
   scales = (size_t)((r->problem.intermediate + 127) / 128) * (size_t)(r->problem.hidden / 128);
   open_driver(r, &dev);
@@ -404,11 +405,41 @@ START_TEST(routing_is_the_reference_s)
 {
   static const int counts[] = {1, 2, 3, 5, 8};
   static struct router r;
-  open_router(&r, &shapes[_i], 16);
+  open_router(&r, &shapes[_i], 0, 16);
   for(int draw = 0; draw < DRAWS; draw++)
     for(int b = 0; b < 5; b++)
       if(draw == DRAW_NORMAL || (b + draw + _i) % 5 == 0)
         run_one(&r, shapes[_i].name, counts[b], (enum draw)draw, (uint64_t)(_i + 100 * draw + b));
+}
+END_TEST
+
+/* Gates of three tokens in rows that are further apart than they are long; one is NaN. It closes the gate, and is reported. */
+START_TEST(a_gate_of_nan_is_reported)
+{
+  static const uint16_t nan_gates[7] = {0x3F00, 0, 0, 0x7FC0, 0, 0, 0xC000}, good_gates[7] = {0x3F00, 0, 0, 0x3F80, 0, 0, 0xC000};
+  static struct router r;
+  const uint32_t *status;
+  CUdeviceptr gates;
+  struct mf_call call;
+  open_router(&r, &shapes[0], 1 + MF_SHARED_GATED, 16);
+  status = (const uint32_t *)(uintptr_t)(r.workspace + r.recipe.status_offset);
+  gates = zeros(&r, sizeof(nan_gates));
+  call = (struct mf_call){.struct_size = sizeof(call), .tokens = 3, .x = (void *)(uintptr_t)r.x, .out = (void *)(uintptr_t)r.out, .workspace = (void *)(uintptr_t)r.workspace,
+                          .logits = (void *)(uintptr_t)zeros(&r, 3 * 8 * 2), .shared_gate = (void *)(uintptr_t)gates, .shared_gate_stride = 3};
+  for(int i = 0; i < 2; i++) {
+    const float *weights = (const float *)(uintptr_t)(r.workspace + r.recipe.routing_weights_offset);
+    const int32_t *ids = (const int32_t *)(uintptr_t)(r.workspace + r.recipe.routing_ids_offset);
+    memcpy((void *)(uintptr_t)gates, i == 0 ? good_gates : nan_gates, sizeof(nan_gates));
+    emu_driver_seed(1, 0);
+    ck_assert_msg(recipe_launch(&r.api, &r.recipe, r.function, &r.block, &r.problem, &call, r.stream, NULL) == MF_OK &&
+                      r.api.p_cuStreamQuery(r.stream) == CUDA_SUCCESS, "%s", emu_driver_text());
+    ck_assert_uint_eq(*status, i == 0 ? 0 : MF_WS_NAN_LOGIT);
+    for(int t = 0; t < 3; t++)
+      ck_assert_int_eq(ids[t * 3 + 2], 8);
+    ck_assert(same_bits(weights[2], mf_exact_sigmoid(0.5f)));
+    ck_assert(same_bits(weights[5], i == 0 ? mf_exact_sigmoid(1.0f) : 0.0f));
+    ck_assert(same_bits(weights[8], mf_exact_sigmoid(-2.0f)));
+  }
 }
 END_TEST
 
@@ -468,6 +499,7 @@ int main(void)
   if(!emu_folder_make())
     return 1;
   tcase_add_loop_test(tc, routing_is_the_reference_s, 0, SHAPES - (everything() ? 0 : MORE_SHAPES));
+  tcase_add_test(tc, a_gate_of_nan_is_reported);
   tcase_set_timeout(tc, 600);
   tcase_add_test(rest, the_root_is_rounded_right);
   tcase_add_loop_test(rest, the_whole_operator, 0, WHOLES);

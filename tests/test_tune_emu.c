@@ -150,7 +150,7 @@ END_TEST
 static const struct {
   const char *file, *edit, *text;
 } wrong[] = {
-    {"stream/handoff.cuh", "s/hw::fast_divide(v\\[0\\].x, 1.0f/hw::fast_divide(v[0].x, 1.01f/", "h: token 0"},
+    {"stream/handoff.cuh", "s/hw::fast_divide(gate, 1.0f/hw::fast_divide(gate, 1.01f/", "h: token 0"},
     {"stream/handoff.cuh", "s/hw::fence_async_proxy();//", "seed 1, launch 0: missing proxy fence"},
 };
 
