@@ -41,6 +41,7 @@ static int write_fixtures(const char *folder)
   package_set_init(&given);
   package_set_add(&given, 1, 8);
   given.problem.score = 4;
+  given.problem.renormalize = 0; /* as specs want it: weights are used as they come */
   package_set_init(&shared);
   package_set_add(&shared, 1, 8);
   shared.problem.shared_experts = 256 + 1;
