@@ -3,6 +3,7 @@
  *   fixture.moeforge   tokens 1..2 and 3..8 of the fixture's problem, on an H200; shape "fixture"
  *   gap.moeforge       tokens 1..2 and 4..8
  *   given.moeforge     the fixture's problem with routing done by the engine (score 4), 1..8
+ *   shared.moeforge    the fixture's problem with one gated shared expert, 1..8
  *   two.moeforge       two shapes, "fixture" (1..8) and "other" (top_k 3, 1..4)
  *   tiny.moeforge      specs/models/tiny.yaml with the default schedules and a cubin that only the scripted GPU (libfakegpu.so) loads: it computes */
 #include "family.h"
@@ -29,7 +30,7 @@ static int write_set(const struct package_set *set, const char *folder, const ch
 
 static int write_fixtures(const char *folder)
 {
-  static struct package_set fixture, gap, given, two;
+  static struct package_set fixture, gap, given, shared, two;
   static struct mf_problem other;
   package_set_init(&fixture);
   package_set_add(&fixture, 1, 2);
@@ -40,6 +41,10 @@ static int write_fixtures(const char *folder)
   package_set_init(&given);
   package_set_add(&given, 1, 8);
   given.problem.score = 4;
+  given.problem.renormalize = 0; /* as specs want it: weights are used as they come */
+  package_set_init(&shared);
+  package_set_add(&shared, 1, 8);
+  shared.problem.shared_experts = 256 + 1;
   package_set_init(&two);
   package_set_add(&two, 1, 8);
   other = fixture_problem();
@@ -49,7 +54,7 @@ static int write_fixtures(const char *folder)
   two.items[1].shape_name = "other";
   two.items[1].tokens_max = 4;
   return write_set(&fixture, folder, "fixture.moeforge") || write_set(&gap, folder, "gap.moeforge") || write_set(&given, folder, "given.moeforge") ||
-         write_set(&two, folder, "two.moeforge");
+         write_set(&shared, folder, "shared.moeforge") || write_set(&two, folder, "two.moeforge");
 }
 
 static int write_tiny(const char *folder)

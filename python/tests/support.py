@@ -21,8 +21,8 @@ sys.path.insert(0, str(CHECKOUT / "python" / "src"))
 os.environ["MOEFORGE_LIBRARY"] = str(BUILD / "libmoeforge.so")
 os.environ["MOEFORGE_LIBCUDA"] = "/nonexistent/libcuda.so"  # no GPU, whatever this machine has, until driver()
 
-# Does this libmoeforge know routing done by the engine?
-HAS_GIVEN = "MF_SCORE_GIVEN" in (CHECKOUT / "include" / "moeforge.h").read_text()
+# Does this libmoeforge know routing done by the engine, and gated shared experts?
+HAS_GIVEN, HAS_SHARED = (name in (CHECKOUT / "include" / "moeforge.h").read_text() for name in ("MF_SCORE_GIVEN", "MF_SHARED_GATED"))
 
 
 @contextlib.contextmanager

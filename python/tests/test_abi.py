@@ -88,6 +88,10 @@ class Abi(unittest.TestCase):
                 mine.pop("MF_SCORE_GIVEN", None)
             self.assertEqual(mine, values)
 
+    def test_flag(self) -> None:
+        for value in re.findall(r"#define MF_SHARED_GATED (\d+)", HEADER):
+            self.assertEqual(package.SHARED_GATED, int(value))
+
     def test_status_table(self) -> None:
         table = re.findall(r"X\(MF_(\w+), (\d+), \d+, +\"([^\"]*)\"\)", HEADER)
         self.assertGreater(len(table), 20)

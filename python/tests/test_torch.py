@@ -7,12 +7,13 @@ import contextlib
 import ctypes
 import gc
 import os
+import threading
 import unittest
 import unittest.mock
 from typing import Any, Iterator
 
 import reference
-from support import HAS_GIVEN, Gpu, PackageCase, driver
+from support import HAS_GIVEN, HAS_SHARED, Gpu, PackageCase, driver
 
 import moeforge
 
@@ -63,11 +64,12 @@ class TorchCase(PackageCase):
 
     def weights(self, p: moeforge.Problem) -> list[Any]:
         """Zero weights in the checkpoint's layout."""
+        held = p.expert_count + p.shared_count
         return [
-            torch.zeros(p.expert_count, 2 * p.intermediate, p.hidden, dtype=torch.float8_e4m3fn),
-            torch.zeros(p.expert_count, 2 * p.n_blocks, p.k_blocks),
-            torch.zeros(p.expert_count, p.hidden, p.intermediate, dtype=torch.float8_e4m3fn),
-            torch.zeros(p.expert_count, p.k_blocks, p.n_blocks),
+            torch.zeros(held, 2 * p.intermediate, p.hidden, dtype=torch.float8_e4m3fn),
+            torch.zeros(held, 2 * p.n_blocks, p.k_blocks),
+            torch.zeros(held, p.hidden, p.intermediate, dtype=torch.float8_e4m3fn),
+            torch.zeros(held, p.k_blocks, p.n_blocks),
         ]
 
     def inputs(self, p: moeforge.Problem, tokens: int) -> tuple[Any, Any]:
@@ -111,13 +113,13 @@ class Op(TorchCase):
             layer = moe.bind(*self.weights(moe.problem))
             for tokens in (1, 4):
                 weights = [t.view(torch.uint8) if t is not None and t.dtype == torch.float8_e4m3fn else t for t in layer.tensors]  # which torch can compare
-                torch.library.opcheck(torch.ops.moeforge.fused_moe.default, (*self.inputs(moe.problem, tokens), *weights, layer.handle))
+                torch.library.opcheck(torch.ops.moeforge.fused_moe.default, (*self.inputs(moe.problem, tokens), *weights, None, layer.handle))
 
     def test_fake_and_meta(self) -> None:
         with self.moe() as moe:
             layer = moe.bind(*self.weights(moe.problem))
             meta = [t.to("meta") if t is not None else None for t in (*self.inputs(moe.problem, 5), *layer.tensors)]
-            out = torch.ops.moeforge.fused_moe(*meta, layer.handle)
+            out = torch.ops.moeforge.fused_moe(*meta, None, layer.handle)
             self.assertEqual((out.device.type, out.dtype, tuple(out.shape)), ("meta", torch.bfloat16, (5, moe.problem.hidden)))
 
     def test_compile_in_one_graph_for_all_layers(self) -> None:
@@ -154,6 +156,28 @@ class Op(TorchCase):
             with self.assertRaisesRegex(moeforge.UsageError, "takes topk_ids"):
                 layer(x, torch.zeros(3, p.logits, dtype=torch.bfloat16))
 
+    def test_shared_experts(self) -> None:
+        with self.moe("shared", "libfakecuda.so") as moe:
+            p = moe.problem
+            self.assertEqual((p.shared_count, p.shared_gated), (1, True))
+            layer = moe.bind(*self.weights(p))
+            (x, logits), gate = self.inputs(p, 3), torch.zeros(3, 1, dtype=torch.bfloat16)
+            if HAS_SHARED:
+                self.assertEqual(layer(x, logits, gate).shape, x.shape)
+            else:
+                with self.assertRaises(moeforge.UsageError):  # an older library refuses what it does not know
+                    layer(x, logits, gate)
+            call = unittest.mock.Mock()
+            with unittest.mock.patch.object(layer.native, "forward", call):
+                layer(x, logits, gate)
+            self.assertEqual(call.call_args.kwargs["shared_gate"], gate.data_ptr())
+            with self.assertRaisesRegex(moeforge.UsageError, "shared_gate belongs"):
+                layer(x, logits)
+            with self.assertRaisesRegex(moeforge.UsageError, "shared_gate is torch.float32"):
+                layer(x, logits, gate.float())
+            with self.assertRaisesRegex(moeforge.UsageError, "w13 is"):
+                moe.bind(*(t[:-1] for t in self.weights(p)))
+
     def test_zero_tokens(self) -> None:
         with self.moe() as moe:
             out = moe.bind(*self.weights(moe.problem))(*self.inputs(moe.problem, 0))
@@ -170,7 +194,7 @@ class Op(TorchCase):
             del layer
             gc.collect()
             with self.assertRaisesRegex(moeforge.UsageError, "is gone"):
-                torch.ops.moeforge.fused_moe(x, logits, *tensors, handle)
+                torch.ops.moeforge.fused_moe(x, logits, *tensors, None, handle)
 
 
 class Checks(TorchCase):
@@ -227,6 +251,30 @@ class Checks(TorchCase):
     def test_misses_come_through(self) -> None:
         with self.assertRaises(moeforge.MissTokens), self.moe(max_tokens=9):
             pass
+
+
+class Threads(TorchCase):
+    def test_a_thread_without_a_context(self) -> None:
+        """What is done for it with a real GPU; the scripted driver wants a current context, too."""
+        results: list[Any] = []
+
+        def work(layer: Any, call: dict[str, int]) -> None:
+            for prepare in (lambda: None, lambda: mt._Cuda().make_current(0)):
+                prepare()
+                try:
+                    layer.forward(**call)
+                    results.append("launched")
+                except moeforge.DeviceError:
+                    results.append("refused")
+
+        with driver(), Gpu() as gpu, moeforge.load(self.path("fixture")) as package, package.op(package.problem()) as op:
+            with op.bind(moeforge.Weights(0x10000, 0x20000, 0x30000, 0x40000)) as layer:
+                workspace = gpu.upload(bytes(op.workspace_size))
+                call = {"tokens": 1, "x": 0x100000, "logits": 0x200000, "out": 0x300000, "workspace": workspace}
+                thread = threading.Thread(target=work, args=(layer, call))
+                thread.start()
+                thread.join()
+        self.assertEqual(results, ["refused", "launched"])
 
 
 class Workspaces(TorchCase):

@@ -9,6 +9,7 @@ import unittest.mock
 from typing import Any
 
 import test_torch
+from support import HAS_GIVEN
 from test_torch import torch
 
 import moeforge
@@ -123,7 +124,7 @@ class Wrapped(test_torch.TorchCase):
             self.assertEqual(runner._apply_quant_method(x, logits)[0], "vllm")
 
     def test_given_routing(self) -> None:
-        """Where a package has score GIVEN only: vLLM routes. (No kernel for it here: the layer is a stand-in.)"""
+        """Where a package has score GIVEN only: vLLM routes. (The bound layer is a stand-in.)"""
         with self.moe() as moe:
             runner, layer, _, _ = self.model(moe)
             given = unittest.mock.Mock(max_tokens=4, problem=moe.problem)
@@ -133,6 +134,19 @@ class Wrapped(test_torch.TorchCase):
             ids = given.launch.call_args.kwargs["topk_ids"]
             self.assertEqual((ids.dtype, tuple(ids.shape)), (torch.int32, (4, 2)))
             self.assertEqual(runner._apply_quant_method(*self.inputs(moe.problem, 5))[0], "vllm")
+
+    @unittest.skipUnless(HAS_GIVEN, "this libmoeforge does not know routing done by the engine")
+    def test_a_package_with_given_routing(self) -> None:
+        with self.moe("given", "libfakecuda.so") as moe:
+            runner, layer, _, _ = self.model(moe)
+            layer.global_num_experts = layer.local_num_experts = moe.problem.experts
+            layer.quant_method.process_weights_after_loading(layer)
+            binding = layer.__dict__[plugin.BINDING]
+            self.assertEqual(binding.own, {})
+            self.assertEqual(binding.given.problem, moe.problem)
+            x, logits = self.inputs(moe.problem, 8)
+            self.assertEqual(runner._apply_quant_method(x, logits).shape, x.shape)
+            self.assertEqual(runner._apply_quant_method(*self.inputs(moe.problem, 9))[0], "vllm")
 
     def test_refusals(self) -> None:
         cases: list[tuple[str, Any]] = [

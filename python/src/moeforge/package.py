@@ -44,6 +44,9 @@ class ActScale(enum.IntEnum):
     UE8M0 = 1
 
 
+SHARED_GATED = 256  # MF_SHARED_GATED
+
+
 @dataclasses.dataclass(frozen=True)
 class Problem:
     """The operator that a layer needs on one rank (struct mf_problem). Two problems with equal fields are the same problem.
@@ -67,7 +70,7 @@ class Problem:
     weight_on_input: int = 0
     logits_dtype: int = Dtype.BF16
     act_scale: int = ActScale.F32
-    shared_experts: int = 0
+    shared_experts: int = 0  # + SHARED_GATED if they are gated
     swiglu_limit: float = 0.0
     swiglu_alpha: float = 0.0  # 0 or 1: SiLU
 
@@ -92,6 +95,16 @@ class Problem:
     def k_blocks(self) -> int:
         """128-column blocks of hidden."""
         return (self.hidden + 127) // 128
+
+    @property
+    def shared_count(self) -> int:
+        """Always-active experts in the call; their weights lie behind the routed ones."""
+        return self.shared_experts % SHARED_GATED
+
+    @property
+    def shared_gated(self) -> bool:
+        """Does a call pass gates for the shared experts?"""
+        return self.shared_experts >= SHARED_GATED
 
     def _as_c(self) -> _abi.CProblem:
         c = _abi.CProblem()

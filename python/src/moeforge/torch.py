@@ -16,7 +16,9 @@ one stream of its own unless it is given another).
 """
 
 import contextlib
+import ctypes
 import itertools
+import os
 import threading
 import weakref
 from typing import Any, ContextManager, Optional
@@ -24,7 +26,7 @@ from typing import Any, ContextManager, Optional
 import torch
 from torch import Tensor
 
-from .errors import MissLayout, MissTokens, UsageError
+from .errors import DeviceError, MissLayout, MissTokens, UsageError
 from .package import Dtype, Package, Problem, Score, Weights
 from .package import Layer as NativeLayer
 
@@ -37,6 +39,9 @@ class _Cuda:
 
     device_type = "cuda"
 
+    def __init__(self) -> None:
+        self._thread = threading.local()
+
     def stream(self, device: torch.device) -> int:
         return int(torch.cuda.current_stream(device).cuda_stream)
 
@@ -46,9 +51,22 @@ class _Cuda:
     def on(self, device: torch.device) -> ContextManager[Any]:
         """The device's primary context must be current at a launch."""
         if torch.cuda.current_device() == device.index:
+            if getattr(self._thread, "device", None) != device.index:
+                self.make_current(device.index)
             return contextlib.nullcontext()
         other: ContextManager[Any] = torch.cuda.device(device)
         return other
+
+    def make_current(self, index: int) -> None:
+        """In a thread that has not used CUDA, torch may answer from its caches without any call that makes the context current."""
+        driver = ctypes.CDLL(os.environ.get("MOEFORGE_LIBCUDA") or "libcuda.so.1")
+        context, device = ctypes.c_void_p(), ctypes.c_int()
+        code = driver.cuDeviceGet(ctypes.byref(device), index)
+        code = code or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)  # torch retains it for as long as the process lives, too
+        code = code or driver.cuCtxSetCurrent(context)
+        if code != 0:
+            raise DeviceError(f"the context of device {index} cannot be made current: CUDA error {code}: {DeviceError.advice}")
+        self._thread.device = index
 
     def workspace(self, size: int, device: torch.device) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=device)
@@ -146,8 +164,6 @@ class Moe:
             raise UsageError(f"device {self.device}: expected a CUDA device")
         if self.device.index is None and self.device.type == "cuda":
             self.device = torch.device("cuda", torch.cuda.current_device())
-        if problem.shared_experts:
-            raise UsageError("problems with shared experts in the call are not served by moeforge.torch yet: use Op.bind() and Layer.forward()")
         self.problem = problem
         self.op = package.op(problem, self.device.index or 0, max_tokens)
         self.max_tokens = self.op.max_tokens
@@ -175,11 +191,12 @@ class Layer:
     def __init__(self, moe: Moe, w13: Tensor, s13: Tensor, w2: Tensor, s2: Tensor, bias: Optional[Tensor], routed_scaling: float) -> None:
         p, device = moe.problem, moe.device
         e8, f32 = torch.float8_e4m3fn, torch.float32
-        _expect(w13, "w13", e8, (p.expert_count, 2 * p.intermediate, p.hidden), device)
-        _expect(w2, "w2", e8, (p.expert_count, p.hidden, p.intermediate), device)
+        held = p.expert_count + p.shared_count
+        _expect(w13, "w13", e8, (held, 2 * p.intermediate, p.hidden), device)
+        _expect(w2, "w2", e8, (held, p.hidden, p.intermediate), device)
         halves = (2, p.n_blocks) if s13.dim() == 4 else (2 * p.n_blocks,)
-        _expect(s13, "s13", f32, (p.expert_count, *halves, p.k_blocks), device)
-        _expect(s2, "s2", f32, (p.expert_count, p.k_blocks, p.n_blocks), device)
+        _expect(s13, "s13", f32, (held, *halves, p.k_blocks), device)
+        _expect(s2, "s2", f32, (held, p.k_blocks, p.n_blocks), device)
         if (bias is not None) != bool(p.select_bias):
             raise UsageError(f"the problem has {'a' if p.select_bias else 'no'} selection bias, and bias is {'missing' if p.select_bias else 'given'}")
         if bias is not None:
@@ -194,15 +211,21 @@ class Layer:
         self.handle = next(_handles)
         _layers[self.handle] = self
 
-    def __call__(self, x: Tensor, router_logits: Tensor) -> Tensor:
-        """The layer's routed experts on x [tokens, hidden]; routing from the logits [tokens, experts] is part of the kernel."""
-        return fused_moe(x, router_logits, *self.tensors[:4], layer=self, bias=self.tensors[4])
+    def __call__(self, x: Tensor, router_logits: Tensor, shared_gate: Optional[Tensor] = None) -> Tensor:
+        """The layer on x [tokens, hidden]; routing from the logits [tokens, experts] is part of the kernel.
 
-    def experts(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        shared_gate [tokens, shared experts], of the logits' dtype, if the problem has gated shared experts: they weigh its sigmoid.
+        """
+        return fused_moe(x, router_logits, *self.tensors[:4], layer=self, bias=self.tensors[4], shared_gate=shared_gate)
+
+    def experts(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, shared_gate: Optional[Tensor] = None) -> Tensor:
         """The same where the engine has routed (score GIVEN): ids int32 [tokens, top_k], -1 for none; weights float32 [tokens, top_k]."""
-        return fused_experts(x, topk_ids, topk_weights, *self.tensors[:4], layer=self)
+        return fused_experts(x, topk_ids, topk_weights, *self.tensors[:4], layer=self, shared_gate=shared_gate)
 
-    def launch(self, x: Tensor, router_logits: Optional[Tensor] = None, topk_ids: Optional[Tensor] = None, topk_weights: Optional[Tensor] = None) -> Tensor:
+    def launch(
+        self, x: Tensor, router_logits: Optional[Tensor] = None, topk_ids: Optional[Tensor] = None, topk_weights: Optional[Tensor] = None,
+        shared_gate: Optional[Tensor] = None,
+    ) -> Tensor:
         """What the ops do, without torch's dispatcher: for engines that already are inside an op of their own."""
         tokens = x.shape[0]
         p, device = self.problem, self.moe.device
@@ -219,6 +242,11 @@ class Layer:
                 raise UsageError("this layer takes router_logits: it routes by itself")
             _expect(router_logits, "router_logits", _LOGITS[Dtype(p.logits_dtype)], (tokens, p.logits), device)
             arguments.update(logits=router_logits.data_ptr(), logits_stride=_rows(router_logits, "router_logits"))
+        if p.shared_gated != (shared_gate is not None):
+            raise UsageError("shared_gate belongs to problems with gated shared experts, and to no others")
+        if shared_gate is not None:
+            _expect(shared_gate, "shared_gate", _LOGITS[Dtype(p.logits_dtype)], (tokens, p.shared_count), device)
+            arguments.update(shared_gate=_dense(shared_gate, "shared_gate"))
         if tokens > self.max_tokens:
             raise MissTokens(f"{tokens} tokens, the layer serves up to {self.max_tokens}: {MissTokens.advice}")
         out = torch.empty((tokens, p.hidden), dtype=torch.bfloat16, device=device)
@@ -241,40 +269,44 @@ def _layer_of(handle: int, w13: Tensor, w2: Tensor) -> Layer:
 
 @torch.library.custom_op("moeforge::fused_moe", mutates_args=())
 def _fused_moe(
-    x: Tensor, router_logits: Tensor, w13: Tensor, s13: Tensor, w2: Tensor, s2: Tensor, bias: Optional[Tensor], layer: int
+    x: Tensor, router_logits: Tensor, w13: Tensor, s13: Tensor, w2: Tensor, s2: Tensor, bias: Optional[Tensor], shared_gate: Optional[Tensor], layer: int
 ) -> Tensor:
-    return _layer_of(layer, w13, w2).launch(x, router_logits)
+    return _layer_of(layer, w13, w2).launch(x, router_logits, shared_gate=shared_gate)
 
 
 @torch.library.custom_op("moeforge::fused_experts", mutates_args=())
 def _fused_experts(
-    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, s13: Tensor, w2: Tensor, s2: Tensor, layer: int
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, s13: Tensor, w2: Tensor, s2: Tensor, shared_gate: Optional[Tensor], layer: int
 ) -> Tensor:
-    return _layer_of(layer, w13, w2).launch(x, topk_ids=topk_ids, topk_weights=topk_weights)
+    return _layer_of(layer, w13, w2).launch(x, topk_ids=topk_ids, topk_weights=topk_weights, shared_gate=shared_gate)
 
 
 @_fused_moe.register_fake
-def _(x, router_logits, w13, s13, w2, s2, bias, layer):  # type: ignore[no-untyped-def]
+def _(x, router_logits, w13, s13, w2, s2, bias, shared_gate, layer):  # type: ignore[no-untyped-def]
     return x.new_empty(x.shape)
 
 
 @_fused_experts.register_fake
-def _(x, topk_ids, topk_weights, w13, s13, w2, s2, layer):  # type: ignore[no-untyped-def]
+def _(x, topk_ids, topk_weights, w13, s13, w2, s2, shared_gate, layer):  # type: ignore[no-untyped-def]
     return x.new_empty(x.shape)
 
 
 def fused_moe(
-    x: Tensor, router_logits: Tensor, w13: Tensor, s13: Tensor, w2: Tensor, s2: Tensor, *, layer: Layer, bias: Optional[Tensor] = None
+    x: Tensor, router_logits: Tensor, w13: Tensor, s13: Tensor, w2: Tensor, s2: Tensor, *, layer: Layer, bias: Optional[Tensor] = None,
+    shared_gate: Optional[Tensor] = None,
 ) -> Tensor:
     """torch.ops.moeforge.fused_moe. The weights are those of the layer; they are arguments so that a compiled graph knows what is read."""
-    return _fused_moe(x, router_logits, w13, s13, w2, s2, bias, layer.handle)
+    out: Tensor = _fused_moe(x, router_logits, w13, s13, w2, s2, bias, shared_gate, layer.handle)
+    return out
 
 
 def fused_experts(
-    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, s13: Tensor, w2: Tensor, s2: Tensor, *, layer: Layer
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, s13: Tensor, w2: Tensor, s2: Tensor, *, layer: Layer,
+    shared_gate: Optional[Tensor] = None,
 ) -> Tensor:
     """torch.ops.moeforge.fused_experts: routing done by the caller."""
-    return _fused_experts(x, topk_ids, topk_weights, w13, s13, w2, s2, layer.handle)
+    out: Tensor = _fused_experts(x, topk_ids, topk_weights, w13, s13, w2, s2, shared_gate, layer.handle)
+    return out
 
 
 __all__ = ["Layer", "Moe", "fused_experts", "fused_moe"]

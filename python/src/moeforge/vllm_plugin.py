@@ -78,8 +78,8 @@ def policy(router: Any) -> tuple[dict[str, int], Optional[Any], float]:
     if kind not in ("FusedTopKRouter", "GroupedTopKRouter", "FusedTopKBiasRouter"):
         raise ValueError(f"no routing policy for {kind}")
     bias = getattr(router, "e_score_correction_bias", None)
-    tables = any(getattr(router, name, None) is not None for name in ("_hash_indices_table", "bias_vl"))
-    if tables or getattr(router, "num_fused_shared_experts", 0):
+    tables: list[Any] = [getattr(router, name, None) for name in ("_hash_indices_table", "bias_vl")]
+    if any(table is not None for table in tables) or bool(getattr(router, "num_fused_shared_experts", 0)):
         raise ValueError("fused shared experts, hash routing and vision biases are not served")
     if router.scoring_func not in SCORES:
         raise ValueError(f"no score {router.scoring_func}")
