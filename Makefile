@@ -157,7 +157,7 @@ check-sanitized:
 	@$(MAKE) SANITIZE=1 BUILD=$(BUILD)-asan check
 
 # A suite prints its result, all that it said if it failed, and its seconds. The longest ones start first.
-LONGEST := $(filter $(KERNEL_TESTS:%=run-%) run-test_tune% run-test_fuzz run-test_cli%,$(TESTS:$(BUILD)/tests/%=run-%))
+LONGEST := $(filter $(KERNEL_TESTS:%=run-%) run-test_tune% run-test_fuzz run-test_trace run-test_cli%,$(TESTS:$(BUILD)/tests/%=run-%))
 RUN := $(LONGEST) $(filter-out $(LONGEST),$(TESTS:$(BUILD)/tests/%=run-%))
 check: all $(BUILD)/tests/libfakecuda.so $(BUILD)/tests/libfakegpu.so $(TESTS)
 	@$(MAKE) $(PARALLEL) --keep-going $(RUN) $(if $(SANITIZE),,check-python)

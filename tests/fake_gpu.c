@@ -6,7 +6,7 @@
  *
  * FAKEGPU_WRONG=<schedule value of flight>: kernels launched with that many stages in flight return one wrong element; FAKEGPU_HANG=<value>: they
  * hang; FAKEGPU_CRASH=<value>: the process is killed by SIGSEGV. FAKEGPU_SLEEP_US=<us>: each graph launch lasts that long, so that a test has
- * time to kill the tuner. */
+ * time to kill the tuner. FAKEGPU_TRACE=1: kernels leave the record of a traced build, of a clock of 2 GHz on which launches begin every 10 us. */
 #include "fake_libcuda.h"
 
 #include <math.h>
@@ -20,6 +20,7 @@
 #include "moeforge_recipe.h"
 #include "reference.h"
 #include "stream/params.h"
+#include "stream/trace.h"
 
 extern fakecuda_on_launch_fn fakecuda_on_launch;
 extern fakecuda_hang_fn fakecuda_hang;
@@ -255,6 +256,23 @@ static void misbehave(const struct mf_stream_params *a)
     ((uint16_t *)a->out)[17] = bf16_from_float(bf16_to_float(((uint16_t *)a->out)[17]) * 1.5f + 0.25f);
 }
 
+/* Event e of every role comes e / 2 us behind the launch's begin; the producer waited 1 us for tickets. */
+static void leave_trace(const struct mf_stream_params *a, const struct mf_problem *p, unsigned grid, uint32_t launch)
+{
+  struct mf_trace_cta *all = (struct mf_trace_cta *)(void *)((char *)a->workspace + MF_TRACE_OFFSET(p->top_k, p->intermediate));
+  const uint32_t clock = 1000001 + 20000 * launch, timer = 5000000 + 10000 * launch;
+  for(unsigned c = 0; c < grid; c++) {
+    struct mf_trace_cta *r = &all[launch % MF_TRACE_LAUNCHES * grid + c];
+    *r = (struct mf_trace_cta){.launch = launch + 1, .sm = c, .finalisers = 1, .loaders = 1, .down_ctas = grid, .units = 1,
+                               .pair = {{clock + 2000, 0, timer + 1000, 0}, {clock + 16000, 0, timer + 8000, 0}}};
+    for(uint32_t e = 0; e < MF_TRACE_EVENTS; e++)
+      for(int track = 0; track < MF_TRACE_HELPER + 2; track++)
+        r->track[track].time[e] = clock + 1000 * e;
+    r->track[MF_TRACE_PRODUCER].value[MF_PRODUCER_ACTIVE] = 2;
+    r->track[MF_TRACE_PRODUCER].value[MF_PRODUCER_TICKET_WAIT] = 2000;
+  }
+}
+
 static void run_moe(const struct fakecuda_launch *l)
 {
   const struct mf_problem p = tiny_problem();
@@ -276,6 +294,8 @@ static void run_moe(const struct fakecuda_launch *l)
   reference_route(&p, a.tokens, a.logits, NULL, a.scaling, &r);
   for(int t = 0; t < a.tokens; t++)
     moe_token(&p, &a, &r, t, &layer, &at, h_buffer);
+  if(env_number("FAKEGPU_TRACE") > 0)
+    leave_trace(&a, &p, l->grid[0], launches[0]);
   for(unsigned c = 0; c < l->grid[0]; c++)
     launches[c]++;
   misbehave(&a);

@@ -81,7 +81,6 @@ static const struct {
 struct floors {
   struct cuda_api api;
   CUmodule module;
-  CUfunction bytes, tensor;
   CUdeviceptr w13, w2, scales;
   struct recipe_block block;
 };
@@ -108,6 +107,7 @@ static uint64_t run_floor(struct floors *f, CUfunction function, int ctas, void 
   ck_assert_msg(f->api.p_cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, MF_FLOOR_SHARED_BYTES) == CUDA_SUCCESS, "%s", emu_driver_text());
   ck_assert_msg(f->api.p_cuLaunchKernelEx(&config, function, args, NULL) == CUDA_SUCCESS, "%s", emu_driver_text());
   ck_assert_int_eq(emu_driver_finding(), EMU_NONE);
+  ck_assert_int_eq(f->api.p_cuModuleUnload(f->module), CUDA_SUCCESS);
   return emu_counters().copies - before;
 }
 
@@ -162,6 +162,8 @@ START_TEST(executed)
   ck_assert_int_eq((tensor.down_blocks + tensor.piece_blocks - 1) / tensor.piece_blocks, emulated[_i].pieces);
   want += (uint64_t)(active * tensor.down_ctas) * (unsigned)(tensor.offset < 0 ? emulated[_i].pieces : tensor.down_blocks);
   ck_assert_uint_eq(run_floor(&f, load_floor(&f, "mf_floor_tensor"), tensor.ctas, tensor_args), want);
+
+  ck_assert(f.api.p_cuMemFree(f.w13) == CUDA_SUCCESS && f.api.p_cuMemFree(f.w2) == CUDA_SUCCESS && f.api.p_cuMemFree(f.scales) == CUDA_SUCCESS);
 
   /* Boxes of another form have no such floor. */
   recipe.maps[0].box[3] = 2;

@@ -594,6 +594,30 @@ START_TEST(a_gpu_that_does_nothing)
 }
 END_TEST
 
+/* On a GPU whose kernels do what they should, clocks and all: compiled, loaded, launched behind warm launches, read back. */
+START_TEST(a_gpu_that_works)
+{
+  static char svg[1 << 20];
+  tool_gpu(&tool, "libfakegpu.so", "sms=132,l2=1000000");
+  setenv("FAKEGPU_TRACE", "1", 1);
+  tool_run(&tool, "trace specs/models/tiny.yaml --quiet --launches 3 -o %s/t.svg", tool.folder);
+  unsetenv("FAKEGPU_TRACE");
+  tool_expect(&tool, 0);
+  ck_assert_str_eq(tool.err, "");
+  tool_says(&tool, out, "tiny on NVIDIA H200: 1 token, uniform, stream/ring10-ld4-la4-fl4-fd2-st1000-rk1, 3 launches\n");
+  tool_says(&tool, out, "SM clock 2000 MHz");
+  tool_says(&tool, out, "  y stored                       6.00      6.00      6.00\n");
+  tool_says(&tool, out, "  producer: tickets              1.00      1.00      1.00\n");
+  tool_says(&tool, out, ", of median length: 2 experts, 1.57 MB in 6.00 us, 0.26 TB/s\n"); /* 2 x 3 x 256 x 1024 bytes */
+  tool_slurp(tool.folder, "t.svg", svg, sizeof(svg));
+  ck_assert_ptr_nonnull(strstr(svg, "<title>CTA 131 on SM 131</title>"));
+  check_xml(svg);
+  tool_run(&tool, "trace specs/models/tiny.yaml --quiet"); /* the same, but kernels leave nothing */
+  tool_expect(&tool, 11);
+  tool_says(&tool, err, "CTA 0 left no record of launch ");
+}
+END_TEST
+
 static Suite *suite(void)
 {
   Suite *s = suite_create("trace");
@@ -621,6 +645,7 @@ static Suite *suite(void)
   tcase_set_timeout(command, 300);
   tcase_add_loop_test(command, refusals, 0, (int)(sizeof(refused) / sizeof(refused[0])));
   tcase_add_test(command, a_gpu_that_does_nothing);
+  tcase_add_test(command, a_gpu_that_works);
   suite_add_tcase(s, command);
   return s;
 }
