@@ -537,6 +537,64 @@ START_TEST(expected_active_agrees_with_many_draws)
 }
 END_TEST
 
+/* ---- what an engine passes that has routed ---- */
+/* Ids that are none, and ids that a token has named before, of all tokens of a case. */
+static void count_given(enum routing_kind routing, enum case_data data, int *none, int *again)
+{
+  const struct mf_problem p = {.struct_size = sizeof(p), .experts = 64, .top_k = 6, .hidden = 256, .intermediate = 64, .expert_count = 64, .groups = 1,
+                               .groups_kept = 1, .score = MF_SCORE_GIVEN};
+  const struct test_case tc = {.tokens = 4, .routing = routing, .data = data, .seed = 3};
+  int32_t ids[4 * 6 * 2];
+  *none = *again = 0;
+  ck_assert_uint_eq(data_logits_bytes(&p, 4), sizeof(ids));
+  data_logits(&p, &tc, ids);
+  for(int i = 0; i < 24; i++) {
+    bool before = false;
+    ck_assert(ids[i] >= -1 && ids[i] < 64);
+    for(int j = i / 6 * 6; j < i; j++)
+      before = before || ids[j] == ids[i];
+    *none += ids[i] < 0;
+    *again += ids[i] >= 0 && before;
+  }
+}
+
+START_TEST(given_ids_of_every_kind)
+{
+  int none, again;
+  count_given(ROUTING_UNIFORM, CASE_NORMAL, &none, &again);
+  ck_assert(none == 0 && again == 0);
+  count_given(ROUTING_CONCENTRATED, CASE_NORMAL, &none, &again);
+  ck_assert(none == 0 && again == 0);
+  count_given(ROUTING_TIES, CASE_NORMAL, &none, &again);
+  ck_assert(none == 0 && again == 8);
+  count_given(ROUTING_UNIFORM, CASE_NEG_INF, &none, &again);
+  ck_assert(none == 7 && again == 0); /* one of a token, all of the next */
+}
+END_TEST
+
+/* Gates lie behind the logits and do not change them; shared experts are always active. */
+START_TEST(gates_of_shared_experts)
+{
+  struct mf_problem p = {.struct_size = sizeof(p), .experts = 20, .top_k = 2, .hidden = 256, .intermediate = 64, .expert_count = 20, .groups = 1,
+                         .groups_kept = 1};
+  const struct test_case tc = {.tokens = 3, .routing = ROUTING_UNIFORM, .data = CASE_NEG_INF, .seed = 4};
+  uint16_t plain[3 * 20], gated[3 * 20 + 4 + 3 * 2];
+  const double active = data_expected_active(&p, 3, ROUTING_ZIPF);
+  struct mf_call call = {.tokens = 3};
+  data_logits(&p, &tc, plain);
+  p.shared_experts = 2 + MF_SHARED_GATED;
+  ck_assert_uint_eq(data_logits_bytes(&p, 3), sizeof(gated));
+  data_logits(&p, &tc, gated);
+  ck_assert_mem_eq(plain, gated, sizeof(plain));
+  for(int i = 0; i < 6; i++)
+    ck_assert((i / 2 == 1) == (data_gate_at(&p, gated, 3, i) == -INFINITY));
+  data_logits_call(&p, (uint64_t)(uintptr_t)gated, &call);
+  ck_assert_ptr_eq(call.logits, gated);
+  ck_assert_ptr_eq(call.shared_gate, gated + 64);
+  ck_assert(data_expected_active(&p, 3, ROUTING_ZIPF) == active + 2);
+}
+END_TEST
+
 static void add_all(TCase *tc)
 {
   tcase_add_test(tc, known_answers);
@@ -559,6 +617,8 @@ static void add_all(TCase *tc)
   tcase_add_test(tc, f32_logits_are_the_unrounded_bf16_logits);
   tcase_add_test(tc, zipf_has_popular_experts);
   tcase_add_test(tc, expected_active_agrees_with_many_draws);
+  tcase_add_test(tc, given_ids_of_every_kind);
+  tcase_add_test(tc, gates_of_shared_experts);
 }
 
 int main(void)

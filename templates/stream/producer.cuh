@@ -3,7 +3,7 @@
 // Who runs it   warp kProducerWarp. Lane 0 issues the tensor copies, all lanes copy a unit's scale rows.
 // Reads         w13, s13, w2 (global); experts[], active (route.cuh); ticket[] (handoff.cuh, helper 0).
 // Writes        the ring, stage_unit[], up_scale[]. With more than one token also the list of active experts.
-// Waits for     kBarrierRouted; then free stages (empty[], by the consumers), landed stages (full[], by its own copies: the
+// Waits for     kBarrierRouted, with one token kBarrierPicked before the list's end matters; then free stages (empty[], by the consumers), landed stages (full[], by its own copies: the
 //               cap on bytes in flight) and tickets.
 // Visible by    full[] (bytes of the copies; stage_unit[] by lane 0's own arrival) and scales[] (arrivals of cp.async).
 // No deadlock   It waits for a consumer's progress only on stages already handed out, and for tickets only behind at least

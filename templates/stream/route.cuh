@@ -12,8 +12,9 @@
 // Waits for     sync_cta (the tables are cleared); a router that has helpers for them at kBarrierScored + token. The producer
 //               waits at kBarrierRouted, with one token also at kBarrierPicked; publish_ranks runs behind kBarrierListed.
 // Visible by    the named barriers, each behind a sync_warp of the writers.
-// No deadlock   helpers only arrive at kBarrierScored, routers at kBarrierRouted and kBarrierPicked; the producer waits for
-//               nobody else there.
+// No deadlock   helpers only arrive at kBarrierScored, routers at kBarrierRouted and kBarrierPicked, each once; the producer waits for
+//               nobody else there. With one token and shared experts, kBarrierRouted comes before anything is scored (list_shared); from
+//               then on the producer reads the list's head while the router writes behind it, until kBarrierPicked.
 #pragma once
 #include "stream/route_given.cuh"
 #include "stream/route_ordered.cuh"
