@@ -1,0 +1,71 @@
+#!/bin/sh
+# Everything that needs a GPU, one step after the other, for a machine that is only there for a while.
+#
+#   tests/gpu/campaign.sh OUT [STEP...]       logs, tables and the new schedules.db go to the folder OUT; without steps all of them, in this order
+#   MOEFORGE=build/moeforge AGREEMENT=build/tests/gpu/agreement SPECS="specs/models/a.yaml ..."
+#
+#   acceptance   tests/gpu/acceptance.sh: cold and warm run, ten kills, export, verify                    240 s
+#   agreement    GPU against emulated device, stage by stage, on the shapes of the paper (needs c++)      300 s
+#   tune         every spec of SPECS (default: all), into OUT/schedules.db                                600 s
+#   bench        the table of docs/performance.md, from OUT/work.db                                       300 s
+#   handoff      the ways of fetching h side by side, Qwen3.5-35B and DeepSeek                            120 s
+#   trace        timelines, one token and eight, uniform and concentrated                                 120 s
+#   sanitize     tests/gpu/sanitize.sh                                                                    600 s
+#
+# One line per step: ok or FAILED, seconds, the last line of its log. A step that runs out of time fails; the next one runs. Exits 1 if any failed.
+set -u
+cd "$(dirname "$0")/../.."
+out=${1:?usage: tests/gpu/campaign.sh OUT [STEP...]}
+shift
+mkdir -p "$out"
+moeforge=${MOEFORGE:-build/moeforge}
+agreement=${AGREEMENT:-build/tests/gpu/agreement}
+specs=${SPECS:-$(ls specs/models/*.yaml | grep -v tiny)}
+paper='qwen3.5-35b-a3b qwen3.5-122b-a10b glm-5-tp8 deepseek-v3.1-tp8'
+failed=0
+store="--store $out/work.db --db $out/schedules.db"
+
+step_acceptance() { MOEFORGE=$moeforge tests/gpu/acceptance.sh; }
+step_agreement() {
+  bad=0
+  for s in $paper; do
+    "$agreement" "specs/models/$s.yaml" 1,8 "$moeforge" || bad=1
+  done
+  return $bad
+}
+step_tune() {
+  [ -e "$out/schedules.db" ] || cp schedules.db "$out/schedules.db"
+  "$moeforge" tune $specs $store --gen "$out/gen"
+}
+step_bench() { "$moeforge" bench $paper $store; }
+step_handoff() {
+  # The default schedule of eight tokens in its three forms; ring as deep as the shape allows.
+  "$moeforge" bench qwen3.5-35b-a3b $store --schedule "$(for ho in 0 1 2; do printf ',stream/ring10-ld4-la4-fl4-fd4-st0-rk1-ho%s' $ho; done | cut -c2-)" &&
+    "$moeforge" bench deepseek-v3.1-tp8 $store --schedule "$(for ho in 0 1 2; do printf ',stream/ring8-ld4-la2-fl4-fd4-st0-rk1-ho%s' $ho; done | cut -c2-)"
+}
+step_trace() {
+  bad=0
+  for routing in uniform concentrated; do
+    for tokens in 1 8; do
+      echo "== $routing, $tokens tokens"
+      "$moeforge" trace specs/models/qwen3.5-35b-a3b.yaml --tokens $tokens --routing $routing -o "$out/trace-$routing-$tokens.svg" || bad=1
+    done
+  done
+  return $bad
+}
+step_sanitize() { MOEFORGE=$moeforge LOGS=$out/sanitize tests/gpu/sanitize.sh; }
+
+limit_of() { sed -n "s/^#   $1 .* \([0-9][0-9]*\) s\$/\1/p" "$0"; }
+if [ "${1:-}" = --step ]; then
+  "step_$2"
+  exit $?
+fi
+[ $# -gt 0 ] || set -- acceptance agreement tune bench handoff trace sanitize
+for step in "$@"; do
+  limit=$(limit_of "$step")
+  [ -n "$limit" ] || { echo "campaign: there is no step $step" >&2; exit 2; }
+  start=$(date +%s)
+  if timeout "$limit" "$0" "$out" --step "$step" >"$out/$step.txt" 2>&1; then result=ok; else result=FAILED; failed=1; fi
+  printf '%-8s %s, %d s of %d: %s\n' "$result" "$step" $(($(date +%s) - start)) "$limit" "$(tail -n 1 "$out/$step.txt" | cut -c1-160)"
+done
+exit $failed
