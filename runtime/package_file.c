@@ -203,7 +203,7 @@ static enum mf_status parse(const struct reader *rd, struct mf_package *pkg)
 {
   const char **const json[PACKAGE_MAX_SECTIONS] = {[PACKAGE_MANIFEST - 1] = &pkg->manifest, [PACKAGE_VALIDATION - 1] = &pkg->validation,
                                                    [PACKAGE_PROVENANCE - 1] = &pkg->provenance, [PACKAGE_QUALIFICATION - 1] = &pkg->qualification};
-  struct package_section table[PACKAGE_MAX_SECTIONS];
+  struct package_section table[PACKAGE_MAX_SECTIONS] = {{0}};
   uint32_t nsections = 0;
   enum mf_status rc = check_header(rd, &nsections);
   if(rc == MF_OK)

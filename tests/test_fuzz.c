@@ -105,7 +105,7 @@ START_TEST(wrong_numbers_are_found)
            tool.folder);
   tool_expect(&tool, 11);
   tool_says(&tool, out, "seed 1: 2 tokens");
-  tool_says(&tool, out, "stream/ring4-ld2-la2-fl3-fd2-st0-rk0\n");
+  tool_says(&tool, out, "stream/ring4-ld2-la2-fl3-fd2-st0-rk0-ho0\n");
   tool_says(&tool, out, "  h: token ");
   tool_says(&tool, out, "--schedule stream/ring4-ld2-la2-fl3-fd2-st0-rk0 --tokens 2 --templates ");
 }

@@ -50,6 +50,18 @@ START_TEST(names_round_trip)
 }
 END_TEST
 
+/* As winners that were stored before there was the last knob have it. */
+START_TEST(an_older_name_is_read)
+{
+  struct schedule sched;
+  struct error err = {MF_OK, ""};
+  char name[NAME_MAX_LEN * 2];
+  ck_assert_msg(schedule_parse("stream/ring4-ld2-la4-fl3-fd2-st0-rk1", &sched, &err) == MF_OK, "%s", err.text);
+  schedule_name(&sched, name, sizeof(name));
+  ck_assert_str_eq(name, "stream/ring4-ld2-la4-fl3-fd2-st0-rk1-ho0");
+}
+END_TEST
+
 START_TEST(bad_names_are_refused)
 {
   static const char *const bad[] = {"", "stream", "nosuch/ring10", "stream/", "stream/ring", "stream/ring10-ld4", "stream/ring10-ld4-la2-fl4-fd2-st0-rk1-x",
@@ -228,6 +240,7 @@ int main(void)
   SRunner *runner;
   int failed;
   tcase_add_loop_test(tc, names_round_trip, 0, 4);
+  tcase_add_test(tc, an_older_name_is_read);
   tcase_add_test(tc, bad_names_are_refused);
   tcase_add_loop_test(tc, default_effort_has_enough_candidates, 0, 4);
   tcase_add_test(tc, rejections_have_a_rule);

@@ -423,7 +423,7 @@ START_TEST(text_and_picture)
   tool_run(&tool, "trace specs/models/tiny.yaml " EMULATED " --tokens 2 --launches 1 -o %s/t.svg", tool.folder);
   tool_expect(&tool, 0);
   ck_assert_str_eq(tool.err, "");
-  tool_says(&tool, out, "tiny on emu-sm90: 2 tokens, uniform, stream/ring10-ld4-la4-fl4-fd2-st1000-rk1, 1 launch\n");
+  tool_says(&tool, out, "tiny on emu-sm90: 2 tokens, uniform, stream/ring10-ld4-la4-fl4-fd2-st1000-rk1-ho0, 1 launch\n");
   tool_says(&tool, out, "no prediction of a GPU's");
   tool_says(&tool, out, "  y stored  ");
   tool_says(&tool, out, "  producer: flight cap  ");
@@ -542,10 +542,10 @@ START_TEST(untraced_code_has_no_trace)
 {
   char with[KEY_LEN], without[KEY_LEN], traced[KEY_LEN], bare[300];
   emu_shell("rm -rf '%s/bare%d' && cp -r templates '%s/bare%d'", emu_folder, _i, emu_folder, _i);
-  emu_shell("cd '%s/bare%d/stream' && for f in kernel producer up down handoff; do cp $f.cuh $f.old && "
+  emu_shell("cd '%s/bare%d/stream' && for f in kernel producer up down handoff handoff_batches; do cp $f.cuh $f.old && "
             "sed -E -i 's/^( *)(trace_(event|value|first|entry|clocks|stream)|start_trace|hw::stamp_arrival)\\(.*\\);/\\1;/; "
             "s/^( *)(flight_wait|free_wait|ticket_wait|stage_wait|reduce_wait|wait|h_wait)\\.(start|stop)\\(\\);/\\1;/; "
-            "s/^( *)(done|stages|up_stages)\\.add\\(\\);/\\1;/' $f.cuh && ! cmp -s $f.cuh $f.old || exit 1; done; ! grep -q 'trace_event(c' *.cuh || "
+            "s/^( *)(done|stages|up_stages|traced)\\.add\\(\\);/\\1;/' $f.cuh && ! cmp -s $f.cuh $f.old || exit 1; done; ! grep -q 'trace_event(c' *.cuh || "
             "test \"`grep -l 'trace_event(c' *.cuh`\" = trace.cuh",
             emu_folder, _i);
   compile_one("templates", _i, false, with);
@@ -604,7 +604,7 @@ START_TEST(a_gpu_that_works)
   unsetenv("FAKEGPU_TRACE");
   tool_expect(&tool, 0);
   ck_assert_str_eq(tool.err, "");
-  tool_says(&tool, out, "tiny on NVIDIA H200: 1 token, uniform, stream/ring10-ld4-la4-fl4-fd2-st1000-rk1, 3 launches\n");
+  tool_says(&tool, out, "tiny on NVIDIA H200: 1 token, uniform, stream/ring10-ld4-la4-fl4-fd2-st1000-rk1-ho0, 3 launches\n");
   tool_says(&tool, out, "SM clock 2000 MHz");
   tool_says(&tool, out, "  y stored                       6.00      6.00      6.00\n");
   tool_says(&tool, out, "  producer: tickets              1.00      1.00      1.00\n");

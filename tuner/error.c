@@ -18,14 +18,16 @@ void error_one_line(char *text)
 
 enum mf_status error_set(struct error *err, enum mf_status status, const char *fmt, ...)
 {
+  char text[sizeof(err->text)]; /* the old text may be among the arguments */
   va_list args;
   if(err == NULL)
     return status;
-  err->status = status;
   va_start(args, fmt);
-  vsnprintf(err->text, sizeof(err->text), fmt, args);
+  vsnprintf(text, sizeof(text), fmt, args);
   va_end(args);
-  error_one_line(err->text);
+  error_one_line(text);
+  memcpy(err->text, text, strlen(text) + 1);
+  err->status = status;
   return status;
 }
 

@@ -361,7 +361,7 @@ enum mf_status verify_command(const struct options *opt, const char *package_pat
     rc = open_package(opt, package_path, &pkg, err);
   if(rc == MF_OK)
     rc = collect_rows(pkg, &rep, err);
-  if(rc != MF_OK)
+  if(rc != MF_OK || pkg == NULL)
     goto out;
   read_qualification(pkg, &rep);
   gpu_rc = open_gpu(opt, ordinal, &gpu, &no_gpu);
