@@ -278,6 +278,8 @@ static enum mf_status check_call(const struct mf_recipe *recipe, const struct mf
     return MF_ERR_USAGE;
   if(v->x_stride > INT32_MAX || v->out_stride > INT32_MAX)
     return MF_MISS_LAYOUT;
+  if(rows * v->x_stride + problem->hidden > UINT32_MAX) /* kernels count elements of x in 32 bits */
+    return MF_MISS_LAYOUT;
   if(overlap(call->x, 2 * (rows * v->x_stride + problem->hidden), call->out, 2 * (rows * v->out_stride + problem->hidden)))
     return MF_ERR_USAGE;
   if((uintptr_t)call->x % 16 != 0 || (uintptr_t)call->out % 2 != 0 || (rows > 0 && v->x_stride * 2 % 16 != 0))

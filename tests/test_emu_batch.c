@@ -23,6 +23,10 @@ static const struct batch_row rows[] = {
      .cases = {{24, UNIFORM, 1}, {20, TIES, 2}}},
     {.name = "probabilities, zero experts", .sms = 16, .hidden = 1024, .intermediate = 64, .experts = 64, .top_k = 5, .score = MF_SCORE_SOFTMAX, .bias = 1,
      .groups = 1, .kept = 1, .count = 64, .zero = 32, .token_groups = 2, .seeds = 1, .cases = {{16, UNIFORM, 1}, {11, TIES, 2}}},
+    {.name = "every slot number, each chosen once", .sms = 16, .hidden = 1024, .intermediate = 16, .experts = 256, .top_k = 8, .token_groups = 4, .overlay = 1,
+     .seeds = 1, .cases = {{32, DISPERSED, 1}, {31, DISPERSED, 2}}},
+    {.name = "a rank of two experts that hardly anybody chooses", .sms = 17, .hidden = 1024, .intermediate = 64, .experts = 128, .top_k = 2, .groups = 1, .kept = 1,
+     .begin = 126, .count = 2, .token_groups = 2, .seeds = 1, .cases = {{9, CONCENTRATED, 1}, {16, UNIFORM, 2}, {10, CONCENTRATED, 3}}},
 };
 #define ROWS ((int)(sizeof(rows) / sizeof(rows[0])))
 

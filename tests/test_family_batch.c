@@ -229,6 +229,7 @@ START_TEST(recipes_are_valid)
     const bool batch = list.items[i].schedule.family == &family_batch;
     const int groups = batch ? list.items[i].schedule.value[knob("token_groups")] : 1;
     ck_assert_int_eq(recipe_validate(r, sizeof(*r)), MF_OK);
+    ck_assert_uint_eq(r->version, 1); /* nothing in it that an older runtime cannot read */
     ck_assert_int_eq((int)r->tokens_min, batch ? 9 : 1);
     ck_assert_int_eq((int)r->tokens_max, 8 * groups);
     ck_assert(groups != 3); /* no count needs it */

@@ -388,6 +388,7 @@ END_TEST
   X(c->x_stride = 511, MF_ERR_USAGE) X(c->x_stride = -512, MF_ERR_USAGE) X(c->x_stride = 516, MF_MISS_LAYOUT)               \
   X(c->out_stride = 511, MF_ERR_USAGE) X(c->logits_stride = 15, MF_ERR_USAGE) X(c->logits_stride = 17, MF_MISS_LAYOUT)      \
   X(c->x_stride = (int64_t)1 << 33, MF_MISS_LAYOUT) X(c->x = call_memory[0] + 2, MF_MISS_LAYOUT)                            \
+  X((c->tokens = 8, c->x = call_memory[1], c->out = call_memory[0], c->x_stride = (int64_t)1 << 30), MF_MISS_LAYOUT)         \
   X(c->out_stride = (int64_t)1 << 30, MF_MISS_LAYOUT) X(c->out = call_memory[0] + 2048, MF_ERR_USAGE) X(c->tokens = INT32_MAX, MF_MISS_TOKENS)
 
 START_TEST(launch_refuses)

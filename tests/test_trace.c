@@ -381,6 +381,40 @@ START_TEST(another_policy)
 }
 END_TEST
 
+/* Shared experts have the numbers behind those of all ranks' routed ones, as in the workspace. */
+START_TEST(shared_experts_are_numbered_apart)
+{
+  char path[300];
+  const json_t *launch;
+  json_t *all;
+  size_t l;
+  FILE *f;
+  snprintf(path, sizeof(path), "%s/shared.yaml", tool.folder);
+  f = fopen(path, "w");
+  ck_assert_ptr_nonnull(f);
+  fputs("name: shared\nsource: made up\nshape:\n  experts: 32\n  top_k: 2\n  hidden: 1024\n  intermediate: 64\n  ep: 2\nrouter:\n  score: softmax\n  renormalize: true\n"
+        "shared_experts: 2\ntokens: 1-8\n", f);
+  fclose(f);
+  tool_run(&tool, "trace %s " EMULATED " --json --tokens 2", path);
+  tool_expect(&tool, 0);
+  all = read_json();
+  ck_assert_uint_eq(json_array_size(json_object_get(all, "launches")), 2);
+  json_array_foreach(json_object_get(all, "launches"), l, launch) {
+    const json_t *experts = json_object_get(launch, "experts");
+    const size_t count = json_array_size(experts);
+    ck_assert_uint_ge(count, 2);
+    for(size_t i = 0; i < count; i++) {
+      const int expert = (int)json_integer_value(json_array_get(experts, i));
+      if(i + 2 < count)
+        ck_assert_int_lt(expert, 16);
+      else
+        ck_assert_int_eq(expert, 32 + (int)(i + 2 - count));
+    }
+  }
+  json_decref(all);
+}
+END_TEST
+
 /* Tags are closed in turn, attributes quoted, nothing but the five entities. */
 static void check_xml(const char *text)
 {
@@ -632,6 +666,7 @@ static Suite *suite(void)
   tcase_set_timeout(kernels, 300);
   tcase_add_loop_test(kernels, every_cta_has_its_events, 0, (int)(sizeof(runs) / sizeof(runs[0])));
   tcase_add_test(kernels, another_policy);
+  tcase_add_test(kernels, shared_experts_are_numbered_apart);
   tcase_add_test(kernels, text_and_picture);
   tcase_add_loop_test(kernels, broken_kernels, 0, (int)(sizeof(broken) / sizeof(broken[0])));
   suite_add_tcase(s, kernels);

@@ -292,7 +292,7 @@ static enum mf_status batch_recipe(const struct mf_problem *p, const struct sche
   (void)err;
   memset(out, 0, sizeof(*out));
   out->magic = MF_RECIPE_MAGIC;
-  out->version = MF_RECIPE_VERSION;
+  out->version = 1; /* stream_add_params raises it where it must */
   out->size = sizeof(*out);
   out->flags = MF_RECIPE_COOPERATIVE;
   strncpy(out->kernel, family_batch.kernel, sizeof(out->kernel) - 1);

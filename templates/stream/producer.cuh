@@ -216,8 +216,10 @@ MF_DEVICE void trace_stream(const Context<L> &c, const RingWriter<L> &ring, cons
   trace_value(c, MF_PRODUCER_RING_WAIT, ring.free_wait.total());
   trace_value(c, MF_PRODUCER_TICKET_WAIT, turn.ticket_wait.total());
   MF_LOOP
-  for(int slot = 0; c.cta == 0 && slot < active; ++slot)
-    trace_entry(c, slot, (c.sm.experts[slot] & 0xFFFF) + L::kExpertBegin);
+  for(int slot = 0; c.cta == 0 && slot < active; ++slot) { // (shared experts are numbered as in the workspace)
+    const int local = c.sm.experts[slot] & 0xFFFF;
+    trace_entry(c, slot, local < L::kLocalExperts ? L::kExpertBegin + local : L::kColumns + local - L::kLocalExperts);
+  }
 #else
   (void)c, (void)ring, (void)turn, (void)active, (void)up_stages;
 #endif
