@@ -50,6 +50,27 @@ START_TEST(names_round_trip)
 }
 END_TEST
 
+/* The shipped schedules were named before the last knob was there. */
+START_TEST(old_names_are_read)
+{
+  static const char old[] = "stream/ring6-ld2-la4-fl3-fd3-st8-rk1";
+  struct schedule first, full, other;
+  char name[128];
+  struct error err;
+  ck_assert_int_eq(schedule_parse(old, &first, &err), MF_OK);
+  snprintf(name, sizeof(name), "%s-ho0", old);
+  ck_assert_int_eq(schedule_parse(name, &full, &err), MF_OK);
+  ck_assert(schedule_equal(&first, &full));
+  schedule_name(&first, name, sizeof(name));
+  ck_assert_str_eq(name, "stream/ring6-ld2-la4-fl3-fd3-st8-rk1-ho0");
+  snprintf(name, sizeof(name), "%s-ho2", old);
+  ck_assert_int_eq(schedule_parse(name, &other, &err), MF_OK);
+  ck_assert(!schedule_equal(&first, &other));
+  ck_assert_int_ne(schedule_parse("stream/ring6-ld2-la4-fl3-fd3-st8-rk1-", &other, &err), MF_OK);
+  ck_assert_int_ne(schedule_parse("batch/g2-ring12-ov0-la2-fl8-fd4-st4", &other, &err), MF_OK);
+}
+END_TEST
+
 START_TEST(bad_names_are_refused)
 {
   static const char *const bad[] = {"", "stream", "nosuch/ring10", "stream/", "stream/ring", "stream/ring10-ld4", "stream/ring10-ld4-la2-fl4-fd2-st0-rk1-x",
@@ -229,6 +250,7 @@ int main(void)
   int failed;
   tcase_add_loop_test(tc, names_round_trip, 0, 4);
   tcase_add_test(tc, bad_names_are_refused);
+  tcase_add_test(tc, old_names_are_read);
   tcase_add_loop_test(tc, default_effort_has_enough_candidates, 0, 4);
   tcase_add_test(tc, rejections_have_a_rule);
   tcase_add_test(tc, same_call_same_list);

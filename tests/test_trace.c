@@ -423,7 +423,7 @@ START_TEST(text_and_picture)
   tool_run(&tool, "trace specs/models/tiny.yaml " EMULATED " --tokens 2 --launches 1 -o %s/t.svg", tool.folder);
   tool_expect(&tool, 0);
   ck_assert_str_eq(tool.err, "");
-  tool_says(&tool, out, "tiny on emu-sm90: 2 tokens, uniform, stream/ring10-ld4-la4-fl4-fd2-st1000-rk1, 1 launch\n");
+  tool_says(&tool, out, "tiny on emu-sm90: 2 tokens, uniform, stream/ring10-ld4-la4-fl4-fd2-st1000-rk1-ho0, 1 launch\n");
   tool_says(&tool, out, "no prediction of a GPU's");
   tool_says(&tool, out, "  y stored  ");
   tool_says(&tool, out, "  producer: flight cap  ");
@@ -499,6 +499,7 @@ static const struct {
   const char *spec, *schedule;
 } compiled[] = {
     {"specs/models/qwen3.5-35b-a3b.yaml", "stream/ring4-ld2-la4-fl3-fd2-st0-rk1"},
+    {"specs/models/qwen3.5-35b-a3b.yaml", "stream/ring10-ld4-la4-fl4-fd4-st0-rk1-ho2"},
     {"specs/models/qwen3.5-122b-a10b.yaml", "stream/ring6-ld4-la4-fl4-fd4-st0-rk1"},
     {"specs/models/glm-5-tp8.yaml", "stream/ring8-ld4-la2-fl4-fd4-st0-rk1"},
     {"specs/models/deepseek-v3.1-tp8.yaml", "stream/ring8-ld4-la2-fl4-fd4-st0-rk1"},
@@ -542,7 +543,7 @@ START_TEST(untraced_code_has_no_trace)
 {
   char with[KEY_LEN], without[KEY_LEN], traced[KEY_LEN], bare[300];
   emu_shell("rm -rf '%s/bare%d' && cp -r templates '%s/bare%d'", emu_folder, _i, emu_folder, _i);
-  emu_shell("cd '%s/bare%d/stream' && for f in kernel producer up down handoff; do cp $f.cuh $f.old && "
+  emu_shell("cd '%s/bare%d/stream' && for f in kernel producer up down handoff handoff_batches; do cp $f.cuh $f.old && "
             "sed -E -i 's/^( *)(trace_(event|value|first|entry|clocks|stream)|start_trace|hw::stamp_arrival)\\(.*\\);/\\1;/; "
             "s/^( *)(flight_wait|free_wait|ticket_wait|stage_wait|reduce_wait|wait|h_wait)\\.(start|stop)\\(\\);/\\1;/; "
             "s/^( *)(done|stages|up_stages)\\.add\\(\\);/\\1;/' $f.cuh && ! cmp -s $f.cuh $f.old || exit 1; done; ! grep -q 'trace_event(c' *.cuh || "
@@ -569,10 +570,11 @@ static const struct {
     {"trace specs/models/tiny.yaml --device emu --tokens 1,2", 2, "one token count"},
     {"trace specs/models/tiny.yaml --device emu --routing sideways", 2, "expected uniform, zipf"},
     {"trace specs/models/tiny.yaml --device emu --launches 9", 2, "from 1 to 8"},
-    {"trace specs/models/tiny.yaml --device emu --schedule stream/nonsense", 2, "--schedule: "},
+    {"trace specs/models/tiny.yaml --device emu --schedule stream/nonsense", 2, "moeforge: --schedule: schedule \"stream/nonsense\": expected \"ring<number>\""},
     {"trace specs/models/tiny.yaml --device emu --schedule stream/ring4-ld4-la4-fl6-fd2-st0-rk1", 4, "rule flight"},
     {"trace nowhere.yaml --device emu", 5, "nowhere.yaml"},
     {"trace nowhere --device emu", 14, ""},
+    {"trace specs/models/tiny.yaml --device emu -o specs/../specs/models/tiny.yaml", 2, "which is read here"},
     {"trace specs/models/tiny.yaml --device emu --quiet --launches 1 -o /nonexistent/t.svg", 5, "/nonexistent/t.svg"},
 };
 
@@ -604,7 +606,7 @@ START_TEST(a_gpu_that_works)
   unsetenv("FAKEGPU_TRACE");
   tool_expect(&tool, 0);
   ck_assert_str_eq(tool.err, "");
-  tool_says(&tool, out, "tiny on NVIDIA H200: 1 token, uniform, stream/ring10-ld4-la4-fl4-fd2-st1000-rk1, 3 launches\n");
+  tool_says(&tool, out, "tiny on NVIDIA H200: 1 token, uniform, stream/ring10-ld4-la4-fl4-fd2-st1000-rk1-ho0, 3 launches\n");
   tool_says(&tool, out, "SM clock 2000 MHz");
   tool_says(&tool, out, "  y stored                       6.00      6.00      6.00\n");
   tool_says(&tool, out, "  producer: tickets              1.00      1.00      1.00\n");

@@ -34,6 +34,7 @@ struct family_ops {
   const char *entry_include; /* template that the emitted file includes, relative to templates/ */
   const struct knob *knobs;
   int nknobs;
+  int old_knobs;             /* a name may end behind so many: it is older than the rest, which then have their first value; 0: no such names */
   const struct rule *rules;
   int nrules;
 

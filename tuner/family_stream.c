@@ -571,6 +571,7 @@ const struct family_ops family_stream = {
     .entry_include = "stream/kernel.cuh",
     .knobs = knobs,
     .nknobs = STREAM_KNOBS,
+    .old_knobs = KNOB_HAND_OFF, /* the schedules that we ship were named before there was another hand-off */
     .rules = rules,
     .nrules = STREAM_RULES,
     .serves = stream_serves,

@@ -118,8 +118,10 @@ static enum mf_status choose(struct tracing *tr, struct error *err)
   tr->tokens = tokens[0];
   if(rc == MF_OK)
     rc = is_file ? from_file(tr, err) : from_store(tr, err);
-  if(rc == MF_OK && opt->schedules != NULL && schedule_parse(opt->schedules, &tr->schedule, err) != MF_OK)
-    return error_set(err, MF_ERR_USAGE, "--schedule: %.900s", err->text);
+  if(rc == MF_OK && opt->schedules != NULL && schedule_parse(opt->schedules, &tr->schedule, err) != MF_OK) {
+    error_prefix(err, "--schedule");
+    return err->status = MF_ERR_USAGE;
+  }
   if(rc == MF_OK && tr->schedule.family != &family_stream)
     return error_set(err, MF_ERR_UNSUPPORTED, "family %s has no trace points", tr->schedule.family->name);
   if(rc == MF_OK && (family_stream.serves(&tr->spec.problem, tr->tokens, &tr->t.target.dev, &why) != MF_OK ||
