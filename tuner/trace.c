@@ -305,7 +305,9 @@ enum mf_status trace_command(const struct options *opt, const char *what, struct
   tr->t.opt = opt;
   tr->what = what;
   progress_init(&tr->t.progress, opt->quiet);
-  rc = target_resolve(opt, &tr->t.target, err);
+  rc = file_spare_input(opt->output, what, err);
+  if(rc == MF_OK)
+    rc = target_resolve(opt, &tr->t.target, err);
   if(rc == MF_OK && !tr->t.target.gpu && !tr->t.target.emulated)
     rc = error_set(err, MF_ERR_NO_DEVICE, "trace needs a GPU, or --device emu for an order of events without times: %s", tr->t.target.note);
   if(rc == MF_OK)
