@@ -105,6 +105,8 @@ enum mf_status sign_command(const struct options *opt, const char *package_path,
   enum mf_status rc;
   if(opt->key == NULL)
     return error_set(err, MF_ERR_USAGE, "sign: name the private key with --key FILE (openssl genpkey -algorithm ed25519 -out FILE makes one)");
+  if(opt->signature != NULL)
+    return error_set(err, MF_ERR_USAGE, "sign: --signature is for verify: name the file of the signature with -o");
   if(snprintf(path, sizeof(path), "%s%s", opt->output != NULL ? opt->output : package_path, opt->output != NULL ? "" : ".sig") >= (int)sizeof(path))
     return error_set(err, MF_ERR_USAGE, "sign: the name of the signature would be too long: choose one with -o");
   rc = file_spare_input(path, opt->key, err); /* losing a key or a package is worse than an error */

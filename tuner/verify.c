@@ -341,12 +341,13 @@ static enum mf_status collect_rows(const struct mf_package *pkg, struct report *
 /* Qualified: there is a record, it says so, and it speaks of every token count that the package serves. */
 static void read_qualification(const struct mf_package *pkg, struct report *rep)
 {
-  json_t *top = pkg->qualification != NULL ? json_loads(pkg->qualification, 0, NULL) : NULL;
+  const char *record = pkg != NULL ? pkg->qualification : NULL;
+  json_t *top = record != NULL ? json_loads(record, 0, NULL) : NULL;
   json_int_t points = 0;
   for(size_t i = 0; i < rep->count; i++)
     points += rep->rows[i].entry.tokens_max - rep->rows[i].entry.tokens_min + 1;
   rep->is_qualified = json_is_true(json_object_get(top, "qualified")) && json_integer_value(json_object_get(top, "kept")) == points;
-  rep->qualification = pkg->qualification == NULL ? "never qualified" : rep->is_qualified ? "qualified" : "not qualified";
+  rep->qualification = record == NULL ? "never qualified" : rep->is_qualified ? "qualified" : "not qualified";
   json_decref(top);
 }
 
