@@ -90,19 +90,21 @@ START_TEST(cache_that_is_no_folder)
 }
 END_TEST
 
-/* The shipped winner is found whether there is no work store or one that knows nothing of the shape. */
+/* A shipped shape is found whether there is no work store or one that knows nothing of it. (Few layers: another L2, so that its winner is not this GPU's.) */
 START_TEST(trace_takes_what_is_shipped)
 {
   if(_i == 0)
     shell("rm work.db*");
   else
     forget_measurements(); /* winners, too */
-  tool_gpu(&tool, "libfakegpu.so", GPU);
+  tool_gpu(&tool, "libfakegpu.so", GPU ",l2=1000000");
+  tool_run(&tool, "trace tiny");
+  refused(14, "no winner for 1 tokens on NVIDIA H200");
   setenv("FAKEGPU_TRACE", "1", 1);
-  tool_run(&tool, "trace tiny --launches 1 --quiet");
+  tool_run(&tool, "trace tiny --launches 1 --quiet --schedule stream/ring4-ld2-la2-fl3-fd2-st0-rk0");
   unsetenv("FAKEGPU_TRACE");
   tool_expect(&tool, 0);
-  tool_says(&tool, out, "tiny on NVIDIA H200: 1 token, uniform, stream/");
+  tool_says(&tool, out, "tiny on NVIDIA H200: 1 token, uniform, stream/ring4-ld2-la2-fl3-fd2-st0-rk0-ho0");
 }
 END_TEST
 
