@@ -546,7 +546,7 @@ START_TEST(untraced_code_has_no_trace)
   emu_shell("cd '%s/bare%d/stream' && for f in kernel producer up down handoff handoff_batches; do cp $f.cuh $f.old && "
             "sed -E -i 's/^( *)(trace_(event|value|first|entry|clocks|stream)|start_trace|hw::stamp_arrival)\\(.*\\);/\\1;/; "
             "s/^( *)(flight_wait|free_wait|ticket_wait|stage_wait|reduce_wait|wait|h_wait)\\.(start|stop)\\(\\);/\\1;/; "
-            "s/^( *)(done|stages|up_stages)\\.add\\(\\);/\\1;/' $f.cuh && ! cmp -s $f.cuh $f.old || exit 1; done; ! grep -q 'trace_event(c' *.cuh || "
+            "s/^( *)(done|stages|up_stages|traced)\\.add\\(\\);/\\1;/' $f.cuh && ! cmp -s $f.cuh $f.old || exit 1; done; ! grep -q 'trace_event(c' *.cuh || "
             "test \"`grep -l 'trace_event(c' *.cuh`\" = trace.cuh",
             emu_folder, _i);
   compile_one("templates", _i, false, with);

@@ -103,10 +103,9 @@ enum mf_status schedule_parse(const char *name, struct schedule *out, struct err
   text = slash + 1;
   for(int i = 0; i < sched.family->nknobs; i++) {
     const struct knob *k = &sched.family->knobs[i];
-    if(*text == '\0' && i > 0 && i == sched.family->old_knobs) {
-      for(; i < sched.family->nknobs; i++)
-        sched.value[i] = sched.family->knobs[i].values[0];
-      break;
+    if(k->added && *text == '\0') {
+      sched.value[i] = k->values[0];
+      continue;
     }
     if((i > 0 && *text++ != '-') || !parse_part(&text, k, &sched.value[i]))
       return error_set(err, MF_ERR_USAGE, "schedule \"%s\": expected \"%s<number>\" (%s) as knob %d", name, k->tag, k->name, i + 1);

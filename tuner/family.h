@@ -19,6 +19,7 @@ struct knob {
   bool primary;              /* default effort takes the product over these, the others are varied one at a time */
   int nvalues;               /* 0: it follows from the token count (default_schedule) and is not varied */
   int values[KNOB_MAX_VALUES]; /* ascending */
+  bool added;                /* schedules that were stored before there was the knob have values[0]; only the last knobs can be such */
 };
 
 /* A rule's name and meaning, for plan, docs and the store. */
@@ -34,7 +35,6 @@ struct family_ops {
   const char *entry_include; /* template that the emitted file includes, relative to templates/ */
   const struct knob *knobs;
   int nknobs;
-  int old_knobs;             /* a name may end behind so many: it is older than the rest, which then have their first value; 0: no such names */
   const struct rule *rules;
   int nrules;
 

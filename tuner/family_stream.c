@@ -30,7 +30,7 @@ static const struct knob knobs[STREAM_KNOBS] = {
     [KNOB_FIRST_DOWN] = {"first_down_flight", "fd", "the same for the first down stages", false, true, 4, {2, 3, 4, 6}},
     [KNOB_STATIC] = {"static_rounds", "st", "rounds of units dealt without tickets (1000: all)", false, true, 3, {0, 8, ALL_STATIC}},
     [KNOB_ROTATE] = {"rotate_k", "rk", "1: successive units start at successive k chunks", false, false, 2, {0, 1}},
-    [KNOB_HAND_OFF] = {"hand_off", "ho", "rows of h that a warp takes together: 0 two, 1 four, 2 four and consumers help once w2 is in the ring", true, false, 3, {0, 1, 2}},
+    [KNOB_HAND_OFF] = {"hand_off", "ho", "rows of h that a warp takes together: 0 two, 1 four, 2 four and consumers help once w2 is in the ring", true, false, 3, {0, 1, 2}, true},
 };
 
 #define RULES_TABLE(X)                                                                                        \
@@ -571,7 +571,6 @@ const struct family_ops family_stream = {
     .entry_include = "stream/kernel.cuh",
     .knobs = knobs,
     .nknobs = STREAM_KNOBS,
-    .old_knobs = KNOB_HAND_OFF, /* the schedules that we ship were named before there was another hand-off */
     .rules = rules,
     .nrules = STREAM_RULES,
     .serves = stream_serves,

@@ -341,13 +341,12 @@ static enum mf_status collect_rows(const struct mf_package *pkg, struct report *
 /* Qualified: there is a record, it says so, and it speaks of every token count that the package serves. */
 static void read_qualification(const struct mf_package *pkg, struct report *rep)
 {
-  const char *record = pkg != NULL ? pkg->qualification : NULL;
-  json_t *top = record != NULL ? json_loads(record, 0, NULL) : NULL;
+  json_t *top = pkg->qualification != NULL ? json_loads(pkg->qualification, 0, NULL) : NULL;
   json_int_t points = 0;
   for(size_t i = 0; i < rep->count; i++)
     points += rep->rows[i].entry.tokens_max - rep->rows[i].entry.tokens_min + 1;
   rep->is_qualified = json_is_true(json_object_get(top, "qualified")) && json_integer_value(json_object_get(top, "kept")) == points;
-  rep->qualification = record == NULL ? "never qualified" : rep->is_qualified ? "qualified" : "not qualified";
+  rep->qualification = pkg->qualification == NULL ? "never qualified" : rep->is_qualified ? "qualified" : "not qualified";
   json_decref(top);
 }
 
@@ -385,7 +384,7 @@ enum mf_status verify_command(const struct options *opt, const char *package_pat
     rc = open_package(opt, package_path, &pkg, err);
   if(rc == MF_OK)
     rc = collect_rows(pkg, &rep, err);
-  if(rc != MF_OK)
+  if(rc != MF_OK || pkg == NULL)
     goto out;
   read_qualification(pkg, &rep);
   gpu_rc = open_gpu(opt, ordinal, &gpu, &no_gpu);
