@@ -31,6 +31,7 @@ static const struct {
     {"sign p.moeforge", "name the private key with --key"},
     {"sign", "sign: expected one package file"},
     {"qualify p.moeforge", "--baseline FILE"},
+    {"sign p.moeforge --key k --signature s", "name the file of the signature with -o"},
     {"qualify p.moeforge q.moeforge", "qualify: expected one package file"},
     {"spec frob", "expected `moeforge spec import"},
 };

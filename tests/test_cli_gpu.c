@@ -90,6 +90,24 @@ START_TEST(cache_that_is_no_folder)
 }
 END_TEST
 
+/* A shipped shape is found whether there is no work store or one that knows nothing of it. (Few layers: another L2, so that its winner is not this GPU's.) */
+START_TEST(trace_takes_what_is_shipped)
+{
+  if(_i == 0)
+    shell("rm work.db*");
+  else
+    forget_measurements(); /* winners, too */
+  tool_gpu(&tool, "libfakegpu.so", GPU ",l2=1000000");
+  tool_run(&tool, "trace tiny");
+  refused(14, "no winner for 1 tokens on NVIDIA H200");
+  setenv("FAKEGPU_TRACE", "1", 1);
+  tool_run(&tool, "trace tiny --launches 1 --quiet --schedule stream/ring4-ld2-la2-fl3-fd2-st0-rk0");
+  unsetenv("FAKEGPU_TRACE");
+  tool_expect(&tool, 0);
+  tool_says(&tool, out, "tiny on NVIDIA H200: 1 token, uniform, stream/ring4-ld2-la2-fl3-fd2-st0-rk0-ho0");
+}
+END_TEST
+
 START_TEST(bench_writes_nothing)
 {
   tool_gpu(&tool, "libfakegpu.so", GPU);
@@ -265,6 +283,7 @@ int main(void)
   tcase_add_test(tc, no_gpu);
   tcase_add_loop_test(tc, machine, 0, ROWS(machines));
   tcase_add_test(tc, what_says_nothing_is_no_verdict);
+  tcase_add_loop_test(tc, trace_takes_what_is_shipped, 0, 2);
   tcase_add_test(tc, bench_writes_nothing);
   tcase_add_test(tc, full_disk);
   tcase_add_test(tc, killed_workers_cost_nothing);

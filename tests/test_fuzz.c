@@ -140,7 +140,7 @@ static const struct {
     {"fuzz specs/models/tiny.yaml --device emu:nosuch", "--device emu:nosuch: expected emu", 2},
     {"fuzz specs/models/tiny.yaml --tokens 0", "--tokens: expected counts", 2},
     {"fuzz specs/models/tiny.yaml --tokens 40", "rule tokens", 4},
-    {"fuzz specs/models/tiny.yaml --schedule stream/ring5", "--schedule: ", 2},
+    {"fuzz specs/models/tiny.yaml --schedule stream/ring5", "moeforge: --schedule: schedule \"stream/ring5\": expected \"ld<number>\"", 2},
     {"fuzz specs/models/tiny.yaml --schedule stream/ring4-ld2-la2-fl6-fd2-st0-rk0", "rule flight", 4},
     {"fuzz specs/models/nosuch.yaml", "nosuch.yaml", 5},
     {"fuzz specs/models/tiny.yaml --templates /nonexistent", "/nonexistent", 5},

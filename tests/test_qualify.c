@@ -116,6 +116,7 @@ static const struct {
     {HEAD "[{\"shape\": \"s\", \"tokens\": 1, \"us\": [1, -2]}]}", "points[0].us: expected microseconds"},
     {HEAD "[{\"shape\": \"s\", \"tokens\": 1, \"us\": [\"1\"]}]}", "points[0].us: expected microseconds"},
     {HEAD "[{\"shape\": \"s\", \"tokens\": 1, \"us\": [1e300]}]}", "points[0].us: expected microseconds"},
+    {HEAD "[{\"shape\": \"s\", \"tokens\": 1, \"us\": [1e-320]}]}", "points[0].us: expected microseconds: numbers from 1e-3"},
     {HEAD "[" POINT(", \"package_us\": [1]") "]}", "points[0].package_us: expected one sample for each"},
     {HEAD "[" POINT(", \"package_us\": null") "]}", "points[0].package_us: expected a list"},
     {HEAD "[" POINT(", \"packge_us\": [1]") "]}", "points[0].packge_us: expected a known key, did you mean package_us"},
@@ -510,6 +511,10 @@ START_TEST(refusals)
   TRY(in_folder("p"), in_folder("b"), "specs/models/tiny.yaml", MF_ERR_SPEC, "is another problem")
   TRY(in_folder("p"), in_folder("b"), NULL, MF_ERR_IO, "--spec") /* specs/models/fixture.yaml */
 #undef TRY
+  free(qualify(in_folder("p"), in_folder("b"), in_folder("s.yaml"), in_folder("b"), false, &rc, &err)); /* what was measured is not written over */
+  ck_assert_msg(rc == MF_ERR_USAGE && strstr(err.text, "which is read here") != NULL, "%s: %s", mf_status_name(rc), err.text);
+  free(qualify(in_folder("p"), in_folder("b"), in_folder("s.yaml"), in_folder("s.yaml"), false, &rc, &err));
+  ck_assert_msg(rc == MF_ERR_USAGE && strstr(err.text, "which is read here") != NULL, "%s: %s", mf_status_name(rc), err.text);
   after = read_bytes(in_folder("p"), &after_size);
   ck_assert_uint_eq(after_size, size);
   ck_assert_mem_eq(before, after, size);

@@ -189,6 +189,9 @@ START_TEST(keys_that_are_none)
   write_package("p");
   EXPECT(sign(in_folder("p"), NULL, NULL, &err), MF_ERR_USAGE, "--key FILE")
   EXPECT(sign_bytes(out, 0, in_folder("missing"), out, &err), MF_ERR_IO, "missing")
+  EXPECT(sign(in_folder("p"), in_folder("a.key"), in_folder("a.key"), &err), MF_ERR_USAGE, "which is read here") /* the key is kept */
+  EXPECT(sign(in_folder("p"), in_folder("a.key"), in_folder("p"), &err), MF_ERR_USAGE, "which is read here")
+  EXPECT(sign(in_folder("p"), in_folder("a.key"), NULL, &err), MF_OK, "")
   EXPECT(sign_bytes(out, 0, folder, out, &err), MF_ERR_IO, folder)
   EXPECT(sign_bytes(out, 0, in_folder("a.pub"), out, &err), MF_ERR_USAGE, "Ed25519 private key")
   EXPECT(sign_check(out, 0, in_folder("a.pub"), in_folder("a.key"), &err), MF_ERR_USAGE, "Ed25519 public key")

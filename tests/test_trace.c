@@ -533,6 +533,7 @@ static const struct {
   const char *spec, *schedule;
 } compiled[] = {
     {"specs/models/qwen3.5-35b-a3b.yaml", "stream/ring4-ld2-la4-fl3-fd2-st0-rk1"},
+    {"specs/models/qwen3.5-35b-a3b.yaml", "stream/ring10-ld4-la4-fl4-fd4-st0-rk1-ho2"},
     {"specs/models/qwen3.5-122b-a10b.yaml", "stream/ring6-ld4-la4-fl4-fd4-st0-rk1"},
     {"specs/models/glm-5-tp8.yaml", "stream/ring8-ld4-la2-fl4-fd4-st0-rk1"},
     {"specs/models/deepseek-v3.1-tp8.yaml", "stream/ring8-ld4-la2-fl4-fd4-st0-rk1"},
@@ -603,10 +604,11 @@ static const struct {
     {"trace specs/models/tiny.yaml --device emu --tokens 1,2", 2, "one token count"},
     {"trace specs/models/tiny.yaml --device emu --routing sideways", 2, "expected uniform, zipf"},
     {"trace specs/models/tiny.yaml --device emu --launches 9", 2, "from 1 to 8"},
-    {"trace specs/models/tiny.yaml --device emu --schedule stream/nonsense", 2, "--schedule: "},
+    {"trace specs/models/tiny.yaml --device emu --schedule stream/nonsense", 2, "moeforge: --schedule: schedule \"stream/nonsense\": expected \"ring<number>\""},
     {"trace specs/models/tiny.yaml --device emu --schedule stream/ring4-ld4-la4-fl6-fd2-st0-rk1", 4, "rule flight"},
     {"trace nowhere.yaml --device emu", 5, "nowhere.yaml"},
     {"trace nowhere --device emu", 14, ""},
+    {"trace specs/models/tiny.yaml --device emu -o specs/../specs/models/tiny.yaml", 2, "which is read here"},
     {"trace specs/models/tiny.yaml --device emu --quiet --launches 1 -o /nonexistent/t.svg", 5, "/nonexistent/t.svg"},
 };
 

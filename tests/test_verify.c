@@ -222,17 +222,22 @@ static void on_launch(void *opaque, const struct fakecuda_launch *launch)
   reference_free(&ref);
 }
 
-static void write_package(void)
+static void write_entry(int tokens_min, int tokens_max)
 {
   struct package_set set;
   struct error err;
   unsigned char *bytes;
   size_t size;
   package_set_init(&set);
-  package_set_add(&set, 1, 4);
+  package_set_add(&set, tokens_min, tokens_max);
   ck_assert_int_eq(package_build(set.items, set.count, false, &bytes, &size, &err), MF_OK);
   ck_assert_int_eq(package_write_file(package_path, bytes, size, &err), MF_OK);
   free(bytes);
+}
+
+static void write_package(void)
+{
+  write_entry(1, 4);
 }
 
 /* Runs the command with stdout in a file, whose text is returned (malloc). */
@@ -299,6 +304,19 @@ START_TEST(command)
   ck_assert_msg(rc == runs[_i].status, "%s: %s: %s", runs[_i].script, mf_status_name(rc), err.text);
   ck_assert_msg(strstr(rc == MF_OK ? text : err.text, runs[_i].words) != NULL, "%s\n%s", text, err.text);
   ck_assert_ptr_nonnull(strstr(text, "hashes and structure sound"));
+  free(text);
+}
+END_TEST
+
+/* An op serves every count from 1 on, so an entry behind a gap serves nobody. */
+START_TEST(command_gap)
+{
+  struct error err = {.text = ""};
+  char *text;
+  fakecuda_use("", NULL);
+  write_entry(3, 4);
+  ck_assert_int_eq(verify(false, &err, &text), MF_MISS_TOKENS);
+  ck_assert_msg(strstr(err.text, "tokens 3-4: no engine can call it: nothing in the package serves 1 to 2 tokens") != NULL, "%s", err.text);
   free(text);
 }
 END_TEST
@@ -400,6 +418,7 @@ int main(void)
   tcase_add_checked_fixture(command_case, make_folder, remove_folder);
   tcase_add_loop_test(command_case, command, 0, (int)(sizeof(runs) / sizeof(runs[0])));
   tcase_add_test(command_case, command_hang);
+  tcase_add_test(command_case, command_gap);
   tcase_add_test(command_case, command_json);
   tcase_add_test(command_case, damaged_package);
   tcase_set_timeout(command_case, 120);

@@ -53,6 +53,15 @@ enum mf_status file_target(const char *path, char *real, size_t space, struct er
   return fits ? MF_OK : error_set(err, MF_ERR_IO, "%.200s...: the path is too long", path);
 }
 
+enum mf_status file_spare_input(const char *output, const char *input, struct error *err)
+{
+  struct stat a, b;
+  if(output == NULL || input == NULL || stat(output, &a) != 0 || stat(input, &b) != 0 || a.st_dev != b.st_dev || a.st_ino != b.st_ino ||
+     !S_ISREG(a.st_mode))
+    return MF_OK;
+  return error_set(err, MF_ERR_USAGE, "%s: would be written over %s, which is read here: name another file with -o", output, input);
+}
+
 static bool write_all(int fd, const char *bytes, size_t count)
 {
   while(count > 0) {

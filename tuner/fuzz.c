@@ -120,8 +120,10 @@ static enum mf_status choose_schedule(const struct fuzz *f, int tokens, struct s
     rc = schedule_parse(opt->schedules, out, err);
   else
     family_for(f, tokens, &why)->default_schedule(p, tokens, dev, out);
-  if(rc != MF_OK)
-    return error_set(err, MF_ERR_USAGE, "--schedule: %.900s", err->text);
+  if(rc != MF_OK) {
+    error_prefix(err, "--schedule");
+    return err->status = MF_ERR_USAGE;
+  }
   if(out->family->serves(p, tokens, dev, &why) != MF_OK || out->family->constrain(p, out, dev, &why) != MF_OK)
     return rejected(&why, name, err);
   bytes = out->family->shared_bytes(p, out, dev);

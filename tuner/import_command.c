@@ -14,7 +14,9 @@ enum mf_status import_command(const struct options *opt, const char *config, int
   const struct import_options how = {.tp = tp, .tp_rank = tp_rank, .ep = ep, .ep_rank = ep_rank, .name = name};
   struct model_spec spec;
   struct strbuf text;
-  enum mf_status rc = import_hf_config(config, &how, &spec, err);
+  enum mf_status rc = file_spare_input(opt->output, config, err);
+  if(rc == MF_OK)
+    rc = import_hf_config(config, &how, &spec, err);
   if(rc != MF_OK)
     return rc;
   strbuf_init(&text, SPEC_CEILING);

@@ -66,8 +66,9 @@ static const char usage_text[] =
     "  --json                results as JSON\n"
     "  --quiet               no progress\n"
     "\n"
-    "Exit codes: 0 done, 2 wrong command line, 3 bad spec or config, 4 not supported, 5 file error, 6 database, 7 no CUDA or C++ compiler,\n"
-    "8 no GPU, 9 GPU failure, 10 compile error, 11 wrong numbers (fuzz: findings), 12 timeout, 13 worker died, 14 not found, 20-27 package errors, 130 interrupted.\n";
+    "Exit codes: 0 done, 2 wrong command line, 3 bad spec or config, 4 not supported or rejected, 5 file error, 6 database, 7 no CUDA or C++ compiler,\n"
+    "8 no GPU, 9 GPU failure, 10 compile error, 11 wrong numbers (fuzz: findings), 12 timeout, 13 worker died, 14 not found,\n"
+    "15 out of memory (of the GPU, too), 20-27 package errors, 70 internal error, 130 interrupted.\n";
 
 /* What the parser collects beyond struct options. */
 struct command_line {

@@ -8,6 +8,7 @@
  * The record is written whatever it says. The exit code is 0 only if every point was kept. */
 #include "qualify.h"
 #include "commands.h"
+#include "files.h"
 #include "package_file.h"
 #include "package_rewrite.h"
 #include "package_write.h"
@@ -301,7 +302,11 @@ enum mf_status qualify_command(const struct options *opt, const char *package_pa
   enum mf_status rc;
   if(opt->baseline == NULL)
     return error_set(err, MF_ERR_USAGE, "qualify: name the measurements to compare with: --baseline FILE (docs/qualify.md has the format)");
-  rc = baseline_read(opt->baseline, &w.base, err);
+  rc = file_spare_input(opt->output, opt->baseline, err);
+  if(rc == MF_OK)
+    rc = file_spare_input(opt->output, opt->spec, err);
+  if(rc == MF_OK)
+    rc = baseline_read(opt->baseline, &w.base, err);
   if(rc == MF_OK)
     rc = open_package(&w, err);
   if(rc == MF_OK)

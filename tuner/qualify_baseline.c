@@ -12,6 +12,7 @@
 
 #define BASELINE_MAX_BYTES ((size_t)64 << 20)
 #define MAX_TOKENS_OF_POINT 65536
+#define MIN_US 1e-3 /* ratios stay finite */
 #define MAX_US 1e9
 
 /* Where the reader is, for messages. */
@@ -87,8 +88,8 @@ static enum mf_status read_samples(const struct place *at, const json_t *object,
   for(size_t i = 0; i < *count; i++) {
     const json_t *value = json_array_get(list, i);
     (*out)[i] = json_number_value(value);
-    if(!json_is_number(value) || !((*out)[i] > 0 && (*out)[i] <= MAX_US))
-      return wrong(at, key, "microseconds: numbers above 0");
+    if(!json_is_number(value) || !((*out)[i] >= MIN_US && (*out)[i] <= MAX_US))
+      return wrong(at, key, "microseconds: numbers from 1e-3 to 1e9");
   }
   return MF_OK;
 }

@@ -1,6 +1,7 @@
 /* sign.c - see sign.h; and the command `moeforge sign`. */
 #include "sign.h"
 #include "commands.h"
+#include "files.h"
 #include "package_file.h"
 #include "package_write.h"
 #include "read_file.h"
@@ -104,8 +105,15 @@ enum mf_status sign_command(const struct options *opt, const char *package_path,
   enum mf_status rc;
   if(opt->key == NULL)
     return error_set(err, MF_ERR_USAGE, "sign: name the private key with --key FILE (openssl genpkey -algorithm ed25519 -out FILE makes one)");
+  if(opt->signature != NULL)
+    return error_set(err, MF_ERR_USAGE, "sign: --signature is for verify: name the file of the signature with -o");
   if(snprintf(path, sizeof(path), "%s%s", opt->output != NULL ? opt->output : package_path, opt->output != NULL ? "" : ".sig") >= (int)sizeof(path))
     return error_set(err, MF_ERR_USAGE, "sign: the name of the signature would be too long: choose one with -o");
+  rc = file_spare_input(path, opt->key, err); /* losing a key or a package is worse than an error */
+  if(rc == MF_OK)
+    rc = file_spare_input(path, package_path, err);
+  if(rc != MF_OK)
+    return rc;
   rc = package_read_bytes(package_path, &bytes, &size, why, sizeof(why));
   if(rc == MF_OK) {
     copy = malloc(size + 1);

@@ -67,26 +67,43 @@ static bool take_winner(void *context, const struct winner *win)
   return false;
 }
 
-/* A tuned shape: its problem, and its winner on this device unless --schedule names another schedule. */
+/* Looks into one store; it stays open only if it has what is traced. */
+static enum mf_status search_store(struct tracing *tr, const char *path, struct winner_search *search, struct error *err)
+{
+  enum mf_status rc = store_open(path, true, &tr->t.store, err);
+  if(rc != MF_OK)
+    return rc;
+  search->device_id = -1;
+  if(store_find_device(tr->t.store, &tr->t.target.dev, &search->device_id, err) != MF_OK)
+    search->device_id = -1;
+  search->shape_id = -1;
+  rc = store_each_winner(tr->t.store, tr->what, take_winner, search, err);
+  if(rc == MF_OK && (search->found || (tr->t.opt->schedules != NULL && search->shape_id >= 0)))
+    return MF_OK;
+  store_close(tr->t.store);
+  tr->t.store = NULL;
+  return rc;
+}
+
+/* A tuned shape: its problem, and its winner on this device unless --schedule names another schedule. From the work store, else the shipped one. */
 static enum mf_status from_store(struct tracing *tr, struct error *err)
 {
-  struct winner_search search = {.device_id = -1, .tokens = tr->tokens};
-  enum mf_status rc = report_open_store(tr->t.opt, &tr->t.store, err);
-  if(rc == MF_OK && store_find_device(tr->t.store, &tr->t.target.dev, &search.device_id, err) != MF_OK)
-    search.device_id = -1;
-  if(rc == MF_OK)
-    rc = store_each_winner(tr->t.store, tr->what, take_winner, &search, err);
-  if(rc == MF_OK && !search.shape_there)
-    rc = error_set(err, MF_ERR_NOT_FOUND, "%s: no such file, and no shape of that name was tuned (see `moeforge show`)", tr->what);
-  if(rc == MF_OK)
-    rc = store_get_shape(tr->t.store, search.shape_id, &tr->spec, err);
-  if(rc == MF_OK && tr->t.opt->schedules == NULL) {
-    if(!search.found)
-      return error_set(err, MF_ERR_NOT_FOUND, "%s: no winner for %d tokens on %s: name one with --schedule, or give the spec's file for the default schedule",
-                       tr->what, tr->tokens, tr->t.target.dev.name);
-    rc = schedule_parse(search.schedule, &tr->schedule, err);
-  }
-  return rc;
+  const struct options *opt = tr->t.opt;
+  const char *const paths[] = {opt->store_path, opt->shipped_path};
+  struct winner_search search = {.tokens = tr->tokens};
+  enum mf_status rc = MF_OK;
+  for(int i = 0; i < 2 && rc == MF_OK && tr->t.store == NULL; i++)
+    if(access(paths[i], F_OK) == 0)
+      rc = search_store(tr, paths[i], &search, err);
+  if(rc != MF_OK)
+    return rc;
+  if(!search.shape_there)
+    return error_set(err, MF_ERR_NOT_FOUND, "%s: no such file, and no shape of that name was tuned (see `moeforge show`)", tr->what);
+  if(tr->t.store == NULL)
+    return error_set(err, MF_ERR_NOT_FOUND, "%s: no winner for %d tokens on %s: name one with --schedule, or give the spec's file for the default schedule",
+                     tr->what, tr->tokens, tr->t.target.dev.name);
+  rc = store_get_shape(tr->t.store, search.shape_id, &tr->spec, err);
+  return rc == MF_OK && opt->schedules == NULL ? schedule_parse(search.schedule, &tr->schedule, err) : rc;
 }
 
 static enum mf_status from_file(struct tracing *tr, struct error *err)
@@ -118,8 +135,10 @@ static enum mf_status choose(struct tracing *tr, struct error *err)
   tr->tokens = tokens[0];
   if(rc == MF_OK)
     rc = is_file ? from_file(tr, err) : from_store(tr, err);
-  if(rc == MF_OK && opt->schedules != NULL && schedule_parse(opt->schedules, &tr->schedule, err) != MF_OK)
-    return error_set(err, MF_ERR_USAGE, "--schedule: %.900s", err->text);
+  if(rc == MF_OK && opt->schedules != NULL && schedule_parse(opt->schedules, &tr->schedule, err) != MF_OK) {
+    error_prefix(err, "--schedule");
+    return err->status = MF_ERR_USAGE;
+  }
   if(rc == MF_OK && tr->schedule.family != &family_stream)
     return error_set(err, MF_ERR_UNSUPPORTED, "family %s has no trace points", tr->schedule.family->name);
   if(rc == MF_OK && (family_stream.serves(&tr->spec.problem, tr->tokens, &tr->t.target.dev, &why) != MF_OK ||
@@ -303,7 +322,9 @@ enum mf_status trace_command(const struct options *opt, const char *what, struct
   tr->t.opt = opt;
   tr->what = what;
   progress_init(&tr->t.progress, opt->quiet);
-  rc = target_resolve(opt, &tr->t.target, err);
+  rc = file_spare_input(opt->output, what, err);
+  if(rc == MF_OK)
+    rc = target_resolve(opt, &tr->t.target, err);
   if(rc == MF_OK && !tr->t.target.gpu && !tr->t.target.emulated)
     rc = error_set(err, MF_ERR_NO_DEVICE, "trace needs a GPU, or --device emu for an order of events without times: %s", tr->t.target.note);
   if(rc == MF_OK)

@@ -121,12 +121,35 @@ static bool is_busy(enum mf_status rc)
   return rc == MF_ERR_TIMEOUT || rc == MF_ERR_INTERRUPTED;
 }
 
+/* An op serves every token count from 1 on: says which one keeps this entry from being called. */
+static void explain_gap(const struct mf_package *pkg, const struct mf_package_entry *entry, struct error *err)
+{
+  struct mf_package_entry other = {.struct_size = sizeof(other)};
+  struct package_problem p, q;
+  int first = 1; /* the smallest count that no entry seen so far covers */
+  package_problem_set(&entry->problem, &p);
+  for(bool more = true; more;) {
+    more = false;
+    for(size_t i = 0; mf_package_entry_at(pkg, i, &other) == MF_OK; i++) {
+      package_problem_set(&other.problem, &q);
+      if(!package_problem_equal(&p, &q) || strcmp(other.device_name, entry->device_name) != 0 || first < other.tokens_min || first > other.tokens_max)
+        continue;
+      first = other.tokens_max + 1;
+      more = true;
+    }
+  }
+  if(first < entry->tokens_min)
+    error_set(err, MF_MISS_TOKENS, "no engine can call it: nothing in the package serves %d to %d tokens; tune these, too", first, entry->tokens_min - 1);
+}
+
 /* Fills in the row. Fails only if the GPU is_busy(). */
 static enum mf_status run_entry(struct verify_gpu *gpu, struct mf_package *pkg, const struct verify_weights *weights, struct row *row)
 {
   struct verify_kernel kernel;
   struct error err = {.status = MF_OK};
   enum mf_status rc = verify_kernel_make(gpu, pkg, weights, row->entry.tokens_max, &kernel, &err);
+  if(rc == MF_MISS_TOKENS)
+    explain_gap(pkg, &row->entry, &err);
   if(rc == MF_OK)
     rc = run_cases(gpu, &kernel, row, &err);
   if(rc == MF_OK && !row->verdict.passed)
