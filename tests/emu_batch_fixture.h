@@ -12,6 +12,7 @@
 #define DISPERSED ROUTING_DISPERSED, CASE_NORMAL
 #define TIES ROUTING_TIES, CASE_NORMAL
 #define ZIPF ROUTING_ZIPF, CASE_NORMAL
+#define MISSING ROUTING_TIES, CASE_NEG_INF /* tokens with fewer experts; given ids: repeated as well */
 
 struct batch_row {
   const char *name;
@@ -34,6 +35,7 @@ static inline struct mf_problem batch_problem(const struct batch_row *row)
   if(row->groups == 0)
     return p;
   p.score = row->score;
+  p.renormalize = row->score != MF_SCORE_GIVEN;
   p.select_bias = row->bias;
   p.logits_dtype = row->f32 ? MF_DTYPE_F32 : MF_DTYPE_BF16;
   p.groups = row->groups;

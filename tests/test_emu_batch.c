@@ -23,6 +23,10 @@ static const struct batch_row rows[] = {
      .cases = {{24, UNIFORM, 1}, {20, TIES, 2}}},
     {.name = "probabilities, zero experts", .sms = 16, .hidden = 1024, .intermediate = 64, .experts = 64, .top_k = 5, .score = MF_SCORE_SOFTMAX, .bias = 1,
      .groups = 1, .kept = 1, .count = 64, .zero = 32, .token_groups = 2, .seeds = 1, .cases = {{16, UNIFORM, 1}, {11, TIES, 2}}},
+    {.name = "given", .sms = 16, .hidden = 1024, .intermediate = 64, .experts = 16, .top_k = 4, .score = MF_SCORE_GIVEN, .groups = 1, .kept = 1, .count = 16,
+     .token_groups = 4, .overlay = 1, .seeds = 1, .cases = {{32, UNIFORM, 1}, {26, MISSING, 2}}},
+    {.name = "given, another rank's experts, zero experts", .sms = 16, .hidden = 1024, .intermediate = 48, .experts = 300, .top_k = 8,
+     .score = MF_SCORE_GIVEN, .groups = 1, .kept = 1, .begin = 290, .count = 10, .zero = 20, .token_groups = 2, .seeds = 1, .cases = {{16, ZIPF, 1}, {9, MISSING, 2}, {13, TIES, 3}}},
 };
 #define ROWS ((int)(sizeof(rows) / sizeof(rows[0])))
 

@@ -121,6 +121,7 @@ static const struct {
     {4224, 384, 0, 64, 1, MF_SCORE_SIGMOID, 0, 0, 1, 1, 0, 64, 0, 16},        {1024, 1408, 0, 160, 3, MF_SCORE_SOFTMAX, 0, 0, 1, 1, 0, 160, 0, 32},
     {2048, 256, 0, 1024, 8, MF_SCORE_SIGMOID, 1, 1, 32, 9, 0, 1024, 0, 16},   {2048, 128, 0, 384, 6, MF_SCORE_SQRT_SOFTPLUS, 1, 0, 1, 1, 0, 384, 0, 32},
     {2048, 256, 0, 256, 8, MF_SCORE_SOFTMAX, 1, 1, 1, 1, 128, 128, 256, 32},  {1664, 352, 96, 8, 2, MF_SCORE_SOFTMAX, 0, 0, 1, 1, 0, 8, 0, 17},
+    {2048, 512, 0, 256, 8, MF_SCORE_GIVEN, 0, 0, 1, 1, 0, 256, 0, 32},        {2560, 160, 32, 1000, 6, MF_SCORE_GIVEN, 0, 0, 1, 1, 500, 250, 20, 24},
 };
 
 START_TEST(odd_shapes_agree)
@@ -136,7 +137,7 @@ START_TEST(odd_shapes_agree)
   p.experts = odd[_i].experts;
   p.top_k = odd[_i].top_k;
   p.score = odd[_i].score;
-  p.renormalize = 1;
+  p.renormalize = p.score != MF_SCORE_GIVEN;
   p.select_bias = odd[_i].bias;
   p.logits_dtype = odd[_i].f32 ? MF_DTYPE_F32 : MF_DTYPE_BF16;
   p.groups = odd[_i].groups;
@@ -269,6 +270,34 @@ START_TEST(parameters_are_complete)
 }
 END_TEST
 
+/* What an engine passes for routing is in the recipe, which then is one of version 2. */
+START_TEST(given_routing_has_fields_of_its_own)
+{
+  const struct device_info dev = device("h200");
+  struct mf_problem p = problem("qwen3.5-35b-a3b");
+  struct schedule sched = {.family = &family_batch};
+  for(int given = 0; given < 2; given++) {
+    struct mf_recipe r;
+    struct error err = {MF_OK, ""};
+    int ids = 0, weights = 0;
+    if(given) {
+      p.score = MF_SCORE_GIVEN;
+      p.renormalize = 0;
+    }
+    family_batch.default_schedule(&p, 16, &dev, &sched);
+    ck_assert_int_eq(family_batch.recipe(&p, &sched, &dev, &r, &err), MF_OK);
+    ck_assert_int_eq(recipe_validate(&r, sizeof(r)), MF_OK);
+    ck_assert_uint_eq(r.version, given ? 2u : 1u);
+    for(uint32_t f = 0; f < r.nfields; f++) {
+      ids += r.fields[f].source == MF_SRC_IDS && r.fields[f].offset == offsetof(struct mf_stream_params, logits);
+      weights += r.fields[f].source == MF_SRC_WEIGHTS && r.fields[f].offset == offsetof(struct mf_stream_params, bias);
+    }
+    ck_assert_int_eq(ids, given);
+    ck_assert_int_eq(weights, given);
+  }
+}
+END_TEST
+
 START_TEST(the_cost_model_orders_what_is_known)
 {
   const struct device_info dev = device("h200");
@@ -298,6 +327,7 @@ int main(void)
   tcase_add_test(tc, buckets_are_groups);
   tcase_add_test(tc, recipes_are_valid);
   tcase_add_test(tc, parameters_are_complete);
+  tcase_add_test(tc, given_routing_has_fields_of_its_own);
   tcase_add_test(tc, the_cost_model_orders_what_is_known);
   tcase_set_timeout(tc, 120);
   suite_add_tcase(suite, tc);

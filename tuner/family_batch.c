@@ -42,7 +42,7 @@ static const struct knob knobs[BATCH_KNOBS] = {
 #define RULES_TABLE(X)                                                                                          \
   X(RULE_TOKENS, "tokens", "9 to 32 tokens")                                                                    \
   X(RULE_TOP_K, "top_k", "at most 8 experts per token: their ranks are a byte")                                 \
-  X(RULE_FEATURE, "feature", "no routing by the engine, shared experts, clamps, weights on the input: up to 8 tokens only") \
+  X(RULE_FEATURE, "feature", "no shared experts, clamps, weights on the input: up to 8 tokens only") \
   X(RULE_EXPERTS, "experts", "at most 512 logits per token where a probability selects: registers")             \
   X(RULE_MEMORY, "memory", "x, h and the smallest ring fit into shared memory")                                 \
   X(RULE_OVERLAY, "overlay", "h of a rank must fit where x was, and there must be a second rank")               \
@@ -168,7 +168,7 @@ static enum mf_status reject(struct verdict *why, enum batch_rule rule, long hav
 /* What stream has and this family has not. */
 static bool plain_features(const struct mf_problem *p)
 {
-  return p->score != MF_SCORE_GIVEN && problem_shared(p) == 0 && p->weight_on_input == 0 && p->swiglu_limit <= 0 &&
+  return problem_shared(p) == 0 && p->weight_on_input == 0 && p->swiglu_limit <= 0 &&
          (p->swiglu_alpha <= 0 || (p->swiglu_alpha >= 1 && p->swiglu_alpha <= 1));
 }
 
@@ -292,7 +292,7 @@ static enum mf_status batch_recipe(const struct mf_problem *p, const struct sche
   (void)err;
   memset(out, 0, sizeof(*out));
   out->magic = MF_RECIPE_MAGIC;
-  out->version = MF_RECIPE_VERSION;
+  out->version = 1;
   out->size = sizeof(*out);
   out->flags = MF_RECIPE_COOPERATIVE;
   strncpy(out->kernel, family_batch.kernel, sizeof(out->kernel) - 1);

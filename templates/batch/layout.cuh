@@ -41,14 +41,13 @@ struct Layout {
   static constexpr int kColumns = kExperts + Shape::kZeroExperts;
   static constexpr int kExpertBegin = Shape::kExpertBegin;
   static constexpr int kLocalExperts = Shape::kExpertCount;
-  static constexpr bool kAllLocal = kLocalExperts == kColumns;
+  static constexpr bool kGiven = Shape::kScoring == MF_STREAM_GIVEN; // the engine has routed (stream/route_given.cuh)
+  static constexpr bool kAllLocal = kLocalExperts == kColumns && !kGiven;
   static constexpr int kExpertsPerLane = (kColumns + 31) / 32;
   static constexpr int kTableExperts = (kLocalExperts + 31) / 32 * 32;
   static constexpr bool kPacked = Shape::kScoring == MF_STREAM_SOFTMAX && !Shape::kLogitsF32;
-  static constexpr bool kGiven = false;                      // the engine's own routing, shared experts, clamps: not served (family_batch.c)
   static constexpr int kShared = 0, kRanks = kTopK;
-  static_assert(Shape::kScoring != MF_STREAM_GIVEN && Shape::kSharedExperts == 0 && !Shape::kWeightOnInput && Shape::kSwigluLimit == 0.0f &&
-                    Shape::kSwigluAlpha == 1.0f,
+  static_assert(Shape::kSharedExperts == 0 && !Shape::kWeightOnInput && Shape::kSwigluLimit == 0.0f && Shape::kSwigluAlpha == 1.0f,
                 "features: those of stream that this family does not have");
   static constexpr int kMaxSlots = kMaxTokens * kTopK < kLocalExperts ? kMaxTokens * kTopK : kLocalExperts;
 
@@ -136,7 +135,7 @@ struct Layout {
 
   // What a router keeps of its token's experts. Lies where the ring will be, which is larger but with very many experts.
   struct Scores {
-    static constexpr int kPitch = kPacked ? 1 : (kColumns + 3) / 4 * 4;
+    static constexpr int kPitch = kPacked || kGiven ? 1 : (kColumns + 3) / 4 * 4; // (none with packed keys)
     float score[kRouters][kPitch];
     uint32_t order[kRouters][kPitch];
   };

@@ -1,11 +1,11 @@
 // route.cuh - from router logits to the list of active experts, ranks and weights.
 //
 // Who runs it   16 routers (consumers and h loaders), each for the tokens router, router + 16: Routing. list_experts: the producer warp.
-//               Selection and weights are stream's (route_packed.cuh, route_ordered.cuh, route_scores.cuh), to the bit.
-// Reads         logits, bias (global).
+//               Selection and weights are stream's (route_packed.cuh, route_ordered.cuh, route_scores.cuh, route_given.cuh), to the bit.
+// Reads         logits, bias; or ids and weights (global).
 // Writes        token_mask[], from which the producer makes experts[], tokens[], slot_of[] and active in the order of expert indices.
 //               Then slot_at[], slot_by_rank[], weight[], passes[]. The last CTA also writes ids and weights to the workspace.
-//               NaN: a bit of the status word. Where the ring will be: the router's scores (Layout::Scores), one token after the other.
+//               NaN, ids that do not exist: bits of the status word. Where the ring will be: the router's scores (Layout::Scores), one token after the other.
 // Waits for     sync_cta (the tables are cleared). The producer waits at kBarrierRouted; publish runs behind kBarrierListed.
 // Visible by    the named barriers, each behind a sync_warp of the writers. fence_async_proxy before kBarrierRouted: copies into the ring, by
 //               the async proxy, come behind it.
@@ -20,7 +20,7 @@ namespace batch {
 template <class L>
 struct Routing {
   static constexpr int kRounds = L::kRouteRounds;
-  static constexpr bool kEarly = L::kExpertsPerLane <= 8; // else there are too few registers to load ahead
+  static constexpr bool kEarly = L::kExpertsPerLane <= 8 || L::kGiven; // else there are too few registers to load ahead
   stream::Selection<L> selection[kRounds];
   uint32_t expert[kRounds]; // of the lane's pick; 0xFFFF: none
   float weight[kRounds];
@@ -47,8 +47,8 @@ struct Routing {
         select_one(c, router, i);
       hw::sync_warp(); // everyone has read the scores, the masks are written
     }
-    if constexpr(!L::kPacked)
-      hw::fence_async_proxy();
+    if constexpr(!L::kPacked && !L::kGiven)
+      hw::fence_async_proxy(); // scores lie where the ring will be
     hw::barrier_arrive(L::kBarrierRouted, 32 * (L::kRouters + 1));
   }
 
@@ -64,10 +64,17 @@ struct Routing {
     const uint32_t e = s.expert();
     if(picked && stream::is_local<L>(e))
       hw::or_shared(&c.sm.cleared.token_mask[stream::local_index<L>(e)], 1u << token_of(router, i));
-    weight[i] = stream::weight_of(c, s, router);
+    if constexpr(L::kGiven)
+      weight[i] = s.weight(c);
+    else
+      weight[i] = stream::weight_of(c, s, router);
     expert[i] = s.picked() ? e : 0xFFFFu;
     if(c.cta == 0 && s.has_nan(c.lane))
       hw::or_global((uint32_t *)c.workspace(MF_STREAM_WS_STATUS), MF_STREAM_STATUS_NAN);
+    if constexpr(L::kGiven) {
+      if(c.cta == 0 && s.bad)
+        hw::or_global((uint32_t *)c.workspace(MF_STREAM_WS_STATUS), MF_STREAM_STATUS_ID);
+    }
   }
 
   // Ranks and weights of the tokens' experts, and which h sets each slot is multiplied with.
