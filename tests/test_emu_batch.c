@@ -27,6 +27,10 @@ static const struct batch_row rows[] = {
      .token_groups = 4, .overlay = 1, .seeds = 1, .cases = {{32, UNIFORM, 1}, {26, MISSING, 2}}},
     {.name = "given, another rank's experts, zero experts", .sms = 16, .hidden = 1024, .intermediate = 48, .experts = 300, .top_k = 8,
      .score = MF_SCORE_GIVEN, .groups = 1, .kept = 1, .begin = 290, .count = 10, .zero = 20, .token_groups = 2, .seeds = 1, .cases = {{16, ZIPF, 1}, {9, MISSING, 2}, {13, TIES, 3}}},
+    {.name = "weights on the input, limit, alpha", .sms = 17, .hidden = 1024, .intermediate = 80, .offset = 80, .experts = 16, .top_k = 3, .score = MF_SCORE_SIGMOID, .groups = 1,
+     .kept = 1, .count = 16, .on_input = 1, .limit = 0.5f, .alpha = 1.702f, .token_groups = 3, .overlay = 1, .seeds = 1, .cases = {{24, UNIFORM, 1}, {17, MISSING, 2}}},
+    {.name = "limit, SiLU", .sms = 16, .hidden = 1024, .intermediate = 32, .experts = 16, .top_k = 2, .limit = 1.0f, .token_groups = 2, .seeds = 1,
+     .cases = {{16, ZIPF, 1}}},
 };
 #define ROWS ((int)(sizeof(rows) / sizeof(rows[0])))
 

@@ -150,6 +150,33 @@ START_TEST(odd_shapes_agree)
 }
 END_TEST
 
+/* Variants of the operator. */
+#define PLAIN .hidden = 2048, .groups = 1, .groups_kept = 1, .renormalize = 1
+#define ALL(n) .experts = n, .expert_count = n
+static const struct {
+  int tokens;
+  struct mf_problem problem;
+} variants[] = {
+    {32, {PLAIN, ALL(256), .top_k = 8, .intermediate = 512, .score = MF_SCORE_SIGMOID, .select_bias = 1, .weight_on_input = 1, .swiglu_limit = 7, .swiglu_alpha = 1.702f}},
+    {16, {PLAIN, ALL(32), .top_k = 4, .intermediate = 368, .intermediate_offset = 96, .swiglu_limit = 10}},
+};
+
+START_TEST(variants_agree)
+{
+  const struct device_info dev = device("h200");
+  struct schedule sched = {.family = &family_batch};
+  struct mf_batch_meta meta;
+  struct verdict why = {0};
+  struct mf_problem p = variants[_i].problem;
+  p.struct_size = sizeof(p);
+  family_batch.default_schedule(&p, variants[_i].tokens, &dev, &sched);
+  agree(&p, &sched, &dev, &meta);
+  meta.swiglu_limit += 1; /* the comparison can fail */
+  ck_assert_int_eq(family_batch.check_meta(&meta, sizeof(meta), &p, &sched, &dev, &why), MF_REJECTED);
+  ck_assert_ptr_nonnull(strstr(why.detail, "swiglu_limit"));
+}
+END_TEST
+
 START_TEST(what_is_refused)
 {
   static const struct {
@@ -322,6 +349,7 @@ int main(void)
   int failed;
   tcase_add_loop_test(tc, host_and_kernel_agree, 0, ROWS(compiled));
   tcase_add_loop_test(tc, odd_shapes_agree, 0, ROWS(odd));
+  tcase_add_loop_test(tc, variants_agree, 0, ROWS(variants));
   tcase_add_test(tc, what_is_refused);
   tcase_add_test(tc, schedules_that_are_refused);
   tcase_add_test(tc, buckets_are_groups);

@@ -42,7 +42,7 @@ static const struct knob knobs[BATCH_KNOBS] = {
 #define RULES_TABLE(X)                                                                                          \
   X(RULE_TOKENS, "tokens", "9 to 32 tokens")                                                                    \
   X(RULE_TOP_K, "top_k", "at most 8 experts per token: their ranks are a byte")                                 \
-  X(RULE_FEATURE, "feature", "no shared experts, clamps, weights on the input: up to 8 tokens only") \
+  X(RULE_FEATURE, "feature", "no shared experts: up to 8 tokens only") \
   X(RULE_EXPERTS, "experts", "at most 512 logits per token where a probability selects: registers")             \
   X(RULE_MEMORY, "memory", "x, h and the smallest ring fit into shared memory")                                 \
   X(RULE_OVERLAY, "overlay", "h of a rank must fit where x was, and there must be a second rank")               \
@@ -168,8 +168,7 @@ static enum mf_status reject(struct verdict *why, enum batch_rule rule, long hav
 /* What stream has and this family has not. */
 static bool plain_features(const struct mf_problem *p)
 {
-  return problem_shared(p) == 0 && p->weight_on_input == 0 && p->swiglu_limit <= 0 &&
-         (p->swiglu_alpha <= 0 || (p->swiglu_alpha >= 1 && p->swiglu_alpha <= 1));
+  return problem_shared(p) == 0;
 }
 
 static enum mf_status batch_serves(const struct mf_problem *p, int tokens, const struct device_info *dev, struct verdict *why)
@@ -336,6 +335,9 @@ static enum mf_status batch_check_meta(const void *meta, size_t bytes, const str
       {"zero_experts", (long)m->zero_experts, p->zero_experts},
       {"expert_begin", (long)m->expert_begin, p->expert_begin},
       {"expert_count", (long)m->expert_count, p->expert_count},
+      {"weight_on_input", (long)m->weight_on_input, p->weight_on_input},
+      {"swiglu_limit, as bits", family_meta_float(m->swiglu_limit), family_meta_float(p->swiglu_limit)},
+      {"swiglu_alpha, as bits", family_meta_float(m->swiglu_alpha), family_meta_float(stream_swiglu_alpha(p))},
       {"scoring", (long)m->scoring, stream_scoring(p)},
       {"bias", (long)m->bias, p->select_bias},
       {"groups", (long)m->groups, p->groups},

@@ -166,6 +166,9 @@ MF_ANYWHERE constexpr mf_batch_meta make_meta()
   m.weights_offset = MF_BATCH_WS_WEIGHTS(L::kGroups, L::kTopK, L::kIntermediate);
   m.status_offset = MF_STREAM_WS_STATUS;
   m.launches_offset = MF_STREAM_WS_LAUNCHES;
+  m.weight_on_input = Shape::kWeightOnInput;
+  m.swiglu_limit = Shape::kSwigluLimit;
+  m.swiglu_alpha = Shape::kSwigluAlpha;
   return m;
 }
 

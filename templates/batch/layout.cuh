@@ -47,8 +47,7 @@ struct Layout {
   static constexpr int kTableExperts = (kLocalExperts + 31) / 32 * 32;
   static constexpr bool kPacked = Shape::kScoring == MF_STREAM_SOFTMAX && !Shape::kLogitsF32;
   static constexpr int kShared = 0, kRanks = kTopK;
-  static_assert(Shape::kSharedExperts == 0 && !Shape::kWeightOnInput && Shape::kSwigluLimit == 0.0f && Shape::kSwigluAlpha == 1.0f,
-                "features: those of stream that this family does not have");
+  static_assert(Shape::kSharedExperts == 0, "shared_experts: this family does not have them");
   static constexpr int kMaxSlots = kMaxTokens * kTopK < kLocalExperts ? kMaxTokens * kTopK : kLocalExperts;
 
   // --- Up projection ---
@@ -194,6 +193,7 @@ struct Layout {
   static_assert(kExperts >= 1 && kColumns <= MF_STREAM_MAX_COLUMNS, "experts: an index of 10 bits, at most 32 per lane of the routing warp");
   static_assert(kExpertBegin >= 0 && kLocalExperts >= 1 && kExpertBegin + kLocalExperts <= kExperts, "expert_begin: this rank's experts exist");
   static_assert(kTopK >= 1 && kTopK <= kColumns && kTopK <= MF_BATCH_MAX_TOPK, "topk: a byte of ranks per group");
+  static_assert(Shape::kSwigluLimit >= 0.0f && Shape::kSwigluAlpha > 0.0f, "swiglu: 0 for no limit, 1 for SiLU");
   static_assert(kMaxSlots <= 256, "topk: a slot's number is a byte");
   static_assert(kHidden % 128 == 0 && kHidden >= 1024 && kHidden <= 8192, "hidden: whole k-blocks, a unit's scale rows in one cp.async per lane");
   static_assert(kIntermediate % 16 == 0 && kIntermediate >= 16, "intermediate: rows of w2 are 16-byte aligned, features come in eights");

@@ -46,6 +46,8 @@ struct mf_batch_meta {
   uint32_t down_kblocks;                  /* box of the down tensor map: {128, down_rows, down_kblocks} */
   uint32_t watchdog;
   uint32_t workspace_bytes, h_offset, ids_offset, weights_offset, status_offset, launches_offset;
+  uint32_t weight_on_input;
+  float swiglu_limit, swiglu_alpha;       /* 0: none; 1: SiLU                                          */
 };
 
 #endif
