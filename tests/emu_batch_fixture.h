@@ -18,7 +18,7 @@ struct batch_row {
   const char *name;
   int sms, hidden, intermediate, offset, experts, top_k;
   int score, bias, f32, groups, kept, begin, count, zero; /* the router, where it is not plain softmax (groups 0) */
-  int on_input;                                           /* the operator's variants; limit and alpha 0: none, SiLU */
+  int shared, on_input;                                   /* the operator's variants; limit and alpha 0: none, SiLU */
   float limit, alpha;
   int token_groups;
   int ring, overlay, static_rounds;                       /* 0: the default's; overlay -1: off, 1: on */
@@ -34,6 +34,7 @@ static inline struct mf_problem batch_problem(const struct batch_row *row)
   p.intermediate_offset = row->offset;
   p.experts = p.expert_count = row->experts;
   p.top_k = row->top_k;
+  p.shared_experts = row->shared;
   p.weight_on_input = row->on_input;
   p.swiglu_limit = row->limit;
   p.swiglu_alpha = row->alpha;

@@ -159,6 +159,9 @@ static const struct {
 } variants[] = {
     {32, {PLAIN, ALL(256), .top_k = 8, .intermediate = 512, .score = MF_SCORE_SIGMOID, .select_bias = 1, .weight_on_input = 1, .swiglu_limit = 7, .swiglu_alpha = 1.702f}},
     {16, {PLAIN, ALL(32), .top_k = 4, .intermediate = 368, .intermediate_offset = 96, .swiglu_limit = 10}},
+    {32, {PLAIN, ALL(128), .top_k = 7, .intermediate = 384, .score = MF_SCORE_SIGMOID, .logits_dtype = MF_DTYPE_F32, .shared_experts = 1 + MF_SHARED_GATED}},
+    {24, {PLAIN, .experts = 256, .expert_begin = 64, .expert_count = 64, .top_k = 6, .intermediate = 256, .shared_experts = 2}},
+    {32, {.hidden = 2048, .groups = 1, .groups_kept = 1, ALL(512), .top_k = 7, .intermediate = 128, .score = MF_SCORE_GIVEN, .shared_experts = 1, .weight_on_input = 1}},
 };
 
 START_TEST(variants_agree)
@@ -181,15 +184,16 @@ START_TEST(what_is_refused)
 {
   static const struct {
     const char *shape;
-    int tokens, intermediate, top_k, experts; /* 0: as it is; experts: softmax with a bias */
+    int tokens, intermediate, top_k, experts, shared; /* 0: as it is; experts: softmax with a bias */
     const char *rule;
     long nearest;
   } rows[] = {
-      {"qwen3.5-35b-a3b", 8, 0, 0, 0, "tokens", 9},        {"qwen3.5-35b-a3b", 33, 0, 0, 0, "tokens", 32},
-      {"qwen3.5-35b-a3b", 16, 0, 9, 0, "top_k", 8},        {"qwen3.5-35b-a3b", 16, 24, 0, 0, "intermediate", 32},
-      {"deepseek-v3.1-tp8", 17, 0, 0, 0, "memory", -1},    {"glm-5-tp8", 24, 0, 0, 0, "memory", -1},
-      {"qwen3.5-35b-a3b", 16, 0, 0, 520, "experts", 512},
-      {"qwen3.5-122b-a10b", 24, 0, 0, 0, "memory", -1},    {"qwen3.5-35b-a3b", 16, 4096, 0, 0, "memory", -1},
+      {"qwen3.5-35b-a3b", 8, 0, 0, 0, 0, "tokens", 9},        {"qwen3.5-35b-a3b", 33, 0, 0, 0, 0, "tokens", 32},
+      {"qwen3.5-35b-a3b", 16, 0, 9, 0, 0, "top_k", 8},        {"qwen3.5-35b-a3b", 16, 24, 0, 0, 0, "intermediate", 32},
+      {"qwen3.5-35b-a3b", 16, 0, 0, 0, 1, "top_k", 7},
+      {"deepseek-v3.1-tp8", 17, 0, 0, 0, 0, "memory", -1},    {"glm-5-tp8", 24, 0, 0, 0, 0, "memory", -1},
+      {"qwen3.5-35b-a3b", 16, 0, 0, 520, 0, "experts", 512},
+      {"qwen3.5-122b-a10b", 24, 0, 0, 0, 0, "memory", -1},    {"qwen3.5-35b-a3b", 16, 4096, 0, 0, 0, "memory", -1},
   };
   const struct device_info dev = device("h200");
   for(int i = 0; i < ROWS(rows); i++) {
@@ -197,6 +201,7 @@ START_TEST(what_is_refused)
     struct verdict why = {0};
     p.intermediate = rows[i].intermediate != 0 ? rows[i].intermediate : p.intermediate;
     p.top_k = rows[i].top_k != 0 ? rows[i].top_k : p.top_k;
+    p.shared_experts = rows[i].shared;
     if(rows[i].experts != 0) {
       p.experts = p.expert_count = rows[i].experts;
       p.select_bias = 1;

@@ -53,7 +53,7 @@ MF_DEVICE void finalise_items(const Context<L> &c, int b, uint32_t launch)
     const int unit = item >> 2, token = (item & 3) * 8 + row, slot = unit / L::kUnits;
     const int feature = (unit - slot * L::kUnits) * 8 + ((c.lane >> 2) & ~1);
     const bool routed = sm.tokens[slot] >> token & 1;
-    uint32_t *dst = (uint32_t *)(h + (size_t)(token * L::kTopK + rank_at(c, token, slot)) * L::kIntermediate + feature);
+    uint32_t *dst = (uint32_t *)(h + (size_t)(token * L::kRanks + rank_at(c, token, slot)) * L::kIntermediate + feature);
     MF_UNROLL
     for(int o = 4; o >= 1; o >>= 1) {
       MF_UNROLL
@@ -96,7 +96,7 @@ struct HRow : stream::HRow<L> {
     token = t;
     rank = rank_at(c, t, slot);
     wanted = there && (!L::kOverlay || (rank >= L::kLowRanks) == (half == 1));
-    this->source = (const hw::U32x4 *)(h + (size_t)(t * L::kTopK + rank) * (L::kIntermediate * 2)) + (c.lane - L::kOffset / 8);
+    this->source = (const hw::U32x4 *)(h + (size_t)(t * L::kRanks + rank) * (L::kIntermediate * 2)) + (c.lane - L::kOffset / 8);
   }
 
   // Quantises the row and writes it as row token % 8 of its h set; the routing weight goes into the scale, if it has not multiplied the input.
@@ -117,7 +117,7 @@ struct HRow : stream::HRow<L> {
       if(L::kHBlocks % 2 == 0 || block < L::kHBlocks) {
         *stream::atom_piece(set + block * 1024, row, piece) = quantised[i];
         if(piece == 0)
-          c.sm.h_scale[group * L::kTopK + rank][block][row] = scale[i] * weight;
+          c.sm.h_scale[group * L::kRanks + rank][block][row] = scale[i] * weight;
       }
     }
   }
