@@ -12,11 +12,14 @@
 #define DISPERSED ROUTING_DISPERSED, CASE_NORMAL
 #define TIES ROUTING_TIES, CASE_NORMAL
 #define ZIPF ROUTING_ZIPF, CASE_NORMAL
+#define MISSING ROUTING_TIES, CASE_NEG_INF /* tokens with fewer experts; given ids: repeated as well */
 
 struct batch_row {
   const char *name;
   int sms, hidden, intermediate, offset, experts, top_k;
   int score, bias, f32, groups, kept, begin, count, zero; /* the router, where it is not plain softmax (groups 0) */
+  int shared, on_input;                                   /* the operator's variants; limit and alpha 0: none, SiLU */
+  float limit, alpha;
   int token_groups;
   int ring, overlay, static_rounds;                       /* 0: the default's; overlay -1: off, 1: on */
   int seeds;
@@ -31,9 +34,14 @@ static inline struct mf_problem batch_problem(const struct batch_row *row)
   p.intermediate_offset = row->offset;
   p.experts = p.expert_count = row->experts;
   p.top_k = row->top_k;
+  p.shared_experts = row->shared;
+  p.weight_on_input = row->on_input;
+  p.swiglu_limit = row->limit;
+  p.swiglu_alpha = row->alpha;
   if(row->groups == 0)
     return p;
   p.score = row->score;
+  p.renormalize = row->score != MF_SCORE_GIVEN;
   p.select_bias = row->bias;
   p.logits_dtype = row->f32 ? MF_DTYPE_F32 : MF_DTYPE_BF16;
   p.groups = row->groups;

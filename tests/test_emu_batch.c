@@ -27,6 +27,18 @@ static const struct batch_row rows[] = {
      .seeds = 1, .cases = {{32, DISPERSED, 1}, {31, DISPERSED, 2}}},
     {.name = "a rank of two experts that hardly anybody chooses", .sms = 17, .hidden = 1024, .intermediate = 64, .experts = 128, .top_k = 2, .groups = 1, .kept = 1,
      .begin = 126, .count = 2, .token_groups = 2, .seeds = 1, .cases = {{9, CONCENTRATED, 1}, {16, UNIFORM, 2}, {10, CONCENTRATED, 3}}},
+    {.name = "given, two gated shared experts", .sms = 16, .hidden = 1024, .intermediate = 64, .experts = 16, .top_k = 4, .score = MF_SCORE_GIVEN, .f32 = 1,
+     .groups = 1, .kept = 1, .count = 16, .shared = 2 + MF_SHARED_GATED, .token_groups = 4, .overlay = 1, .seeds = 1, .cases = {{32, UNIFORM, 1}, {26, MISSING, 2}}},
+    {.name = "given, another rank's experts, zero experts", .sms = 16, .hidden = 1024, .intermediate = 48, .experts = 300, .top_k = 8,
+     .score = MF_SCORE_GIVEN, .groups = 1, .kept = 1, .begin = 290, .count = 10, .zero = 20, .token_groups = 2, .seeds = 1, .cases = {{16, ZIPF, 1}, {9, MISSING, 2}, {13, TIES, 3}}},
+    {.name = "weights on the input, limit, alpha, a shared expert", .sms = 17, .hidden = 1024, .intermediate = 80, .offset = 80, .experts = 16, .top_k = 3, .score = MF_SCORE_SIGMOID, .groups = 1,
+     .kept = 1, .count = 16, .shared = 1, .on_input = 1, .limit = 0.5f, .alpha = 1.702f, .token_groups = 3, .overlay = 1, .seeds = 1, .cases = {{24, UNIFORM, 1}, {17, MISSING, 2}}},
+    {.name = "gated shared expert, eight ranks", .sms = 16, .hidden = 1024, .intermediate = 64, .experts = 32, .top_k = 7, .shared = 1 + MF_SHARED_GATED, .token_groups = 3,
+     .overlay = 1, .seeds = 1, .cases = {{19, ZIPF, 1}}},
+    {.name = "two shared experts, another rank's routed ones", .sms = 17, .hidden = 1024, .intermediate = 32, .experts = 64, .top_k = 4, .score = MF_SCORE_SIGMOID,
+     .bias = 1, .groups = 1, .kept = 1, .begin = 32, .count = 32, .shared = 2, .token_groups = 2, .seeds = 1, .cases = {{16, UNIFORM, 1}, {10, TIES, 2}}},
+    {.name = "limit, SiLU", .sms = 16, .hidden = 1024, .intermediate = 32, .experts = 16, .top_k = 2, .limit = 1.0f, .token_groups = 2, .seeds = 1,
+     .cases = {{16, ZIPF, 1}}},
 };
 #define ROWS ((int)(sizeof(rows) / sizeof(rows[0])))
 

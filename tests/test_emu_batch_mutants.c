@@ -37,6 +37,20 @@ static const struct mutant {
     {"rank_of_another_token", "batch/layout.cuh", "c.sm.slot_at[token];", "c.sm.slot_at[token ^ 1];",
      {EMU_RACE, GATE(GATE_H), EMU_DEADLOCK, EMU_UNINITIALISED}, 2},
 };
+
+/* Variants of the operator: what the engine has routed, a shared expert, a clamp, weights on the input. */
+static const struct batch_row variant = {
+    .name = "variants", .sms = 17, .hidden = 1024, .intermediate = 64, .experts = 16, .top_k = 2, .score = MF_SCORE_GIVEN, .groups = 1, .kept = 1, .count = 16,
+    .shared = 1, .on_input = 1, .limit = 0.5f, .token_groups = 2, .cases = {{16, UNIFORM, 1}, {9, MISSING, 2}}};
+static const struct mutant variant_mutants[] = {
+    {"given_weights_are_forgotten", "batch/route.cuh", "weight[i] = s.weight(c);", "weight[i] = 1.0f;", {GATE(GATE_WEIGHT)}, 1},
+    {"shared_experts_are_not_listed", "batch/route.cuh", "if(stream::is_shared(c) || (picked && stream::is_local<L>(e)))", "if(picked && stream::is_local<L>(e))",
+     {GATE(GATE_FINITE), EMU_RACE, EMU_UNINITIALISED, EMU_DEADLOCK}, 1},
+    {"the_input_s_weight_of_the_other_token", "batch/handoff.cuh", "batch::input_weight(c, slot, first + 1)", "batch::input_weight(c, slot, first)", {GATE(GATE_H)}, 1},
+    {"weights_on_the_input_count_again", "batch/handoff.cuh", "L::Shape::kWeightOnInput ? 1.0f : c.sm", "c.sm", {GATE(GATE_Y_GIVEN_H)}, 1},
+    {"h_rows_without_the_shared_expert_s", "batch/handoff.cuh", "(token * L::kRanks + rank_at(", "(token * L::kTopK + rank_at(", {EMU_DEADLOCK, EMU_RACE, GATE(GATE_H)}, 1},
+};
+#define VARIANT_MUTANTS ((int)(sizeof(variant_mutants) / sizeof(variant_mutants[0])))
 #define MUTANTS ((int)(sizeof(mutants) / sizeof(mutants[0])))
 
 static const char *kind_name(int kind)
@@ -80,7 +94,8 @@ static bool expected(const struct mutant *mutant, int kind)
 
 START_TEST(a_mutant_is_found)
 {
-  const struct mutant *mutant = &mutants[_i];
+  const struct mutant *mutant = _i < MUTANTS ? &mutants[_i] : &variant_mutants[_i - MUTANTS];
+  const struct batch_row *row = _i < MUTANTS ? &subject : &variant;
   const char *only = getenv("MOEFORGE_MUTANTS");
   const int most = only != NULL ? 3 * MOST_SEEDS : mutant->seeds;
   struct emu_subject s;
@@ -92,9 +107,9 @@ START_TEST(a_mutant_is_found)
   ck_assert_int_le(mutant->seeds, MOST_SEEDS);
   emu_compile_fast();
   mutate(mutant, folder, sizeof(folder));
-  batch_open(&s, &subject, folder);
+  batch_open(&s, row, folder);
   for(; o.passed && tried < most; tried++)
-    emu_run(&s, 1.0f, subject.cases, batch_ncases(&subject), 2, (uint64_t)(1 + tried), &o);
+    emu_run(&s, 1.0f, row->cases, batch_ncases(row), 2, (uint64_t)(1 + tried), &o);
   kind = o.finding != EMU_NONE ? (int)o.finding : GATE((int)o.gate);
   if(only != NULL)
     printf("%s: under %d seeds (of %d), %s: %.300s\n", mutant->name, tried, mutant->seeds, o.passed ? "nothing" : kind_name(kind), o.text);
@@ -106,12 +121,13 @@ END_TEST
 
 START_TEST(the_kernel_is_clean)
 {
+  const struct batch_row *row = _i == 0 ? &subject : &variant;
   struct emu_subject s;
   emu_compile_fast();
-  batch_open(&s, &subject, "templates");
+  batch_open(&s, row, "templates");
   for(int seed = 1; seed <= MOST_SEEDS; seed++) {
     struct emu_outcome o;
-    emu_run(&s, 1.0f, subject.cases, batch_ncases(&subject), 2, (uint64_t)seed, &o);
+    emu_run(&s, 1.0f, row->cases, batch_ncases(row), 2, (uint64_t)seed, &o);
     ck_assert_msg(o.passed, "seed %d: %s", seed, o.text);
   }
   emu_close(&s);
@@ -126,8 +142,8 @@ int main(void)
   int failed;
   if(!emu_folder_make())
     return EXIT_FAILURE;
-  tcase_add_loop_test(found, a_mutant_is_found, 0, MUTANTS);
-  tcase_add_test(passes, the_kernel_is_clean);
+  tcase_add_loop_test(found, a_mutant_is_found, 0, MUTANTS + VARIANT_MUTANTS);
+  tcase_add_loop_test(passes, the_kernel_is_clean, 0, 2);
   tcase_set_timeout(found, 240);
   tcase_set_timeout(passes, 240);
   suite_add_tcase(suite, found);

@@ -121,6 +121,7 @@ static const struct {
     {4224, 384, 0, 64, 1, MF_SCORE_SIGMOID, 0, 0, 1, 1, 0, 64, 0, 16},        {1024, 1408, 0, 160, 3, MF_SCORE_SOFTMAX, 0, 0, 1, 1, 0, 160, 0, 32},
     {2048, 256, 0, 1024, 8, MF_SCORE_SIGMOID, 1, 1, 32, 9, 0, 1024, 0, 16},   {2048, 128, 0, 384, 6, MF_SCORE_SQRT_SOFTPLUS, 1, 0, 1, 1, 0, 384, 0, 32},
     {2048, 256, 0, 256, 8, MF_SCORE_SOFTMAX, 1, 1, 1, 1, 128, 128, 256, 32},  {1664, 352, 96, 8, 2, MF_SCORE_SOFTMAX, 0, 0, 1, 1, 0, 8, 0, 17},
+    {2048, 512, 0, 256, 8, MF_SCORE_GIVEN, 0, 0, 1, 1, 0, 256, 0, 32},        {2560, 160, 32, 1000, 6, MF_SCORE_GIVEN, 0, 0, 1, 1, 500, 250, 20, 24},
 };
 
 START_TEST(odd_shapes_agree)
@@ -136,7 +137,7 @@ START_TEST(odd_shapes_agree)
   p.experts = odd[_i].experts;
   p.top_k = odd[_i].top_k;
   p.score = odd[_i].score;
-  p.renormalize = 1;
+  p.renormalize = p.score != MF_SCORE_GIVEN;
   p.select_bias = odd[_i].bias;
   p.logits_dtype = odd[_i].f32 ? MF_DTYPE_F32 : MF_DTYPE_BF16;
   p.groups = odd[_i].groups;
@@ -149,19 +150,50 @@ START_TEST(odd_shapes_agree)
 }
 END_TEST
 
+/* Variants of the operator. */
+#define PLAIN .hidden = 2048, .groups = 1, .groups_kept = 1, .renormalize = 1
+#define ALL(n) .experts = n, .expert_count = n
+static const struct {
+  int tokens;
+  struct mf_problem problem;
+} variants[] = {
+    {32, {PLAIN, ALL(256), .top_k = 8, .intermediate = 512, .score = MF_SCORE_SIGMOID, .select_bias = 1, .weight_on_input = 1, .swiglu_limit = 7, .swiglu_alpha = 1.702f}},
+    {16, {PLAIN, ALL(32), .top_k = 4, .intermediate = 368, .intermediate_offset = 96, .swiglu_limit = 10}},
+    {32, {PLAIN, ALL(128), .top_k = 7, .intermediate = 384, .score = MF_SCORE_SIGMOID, .logits_dtype = MF_DTYPE_F32, .shared_experts = 1 + MF_SHARED_GATED}},
+    {24, {PLAIN, .experts = 256, .expert_begin = 64, .expert_count = 64, .top_k = 6, .intermediate = 256, .shared_experts = 2}},
+    {32, {.hidden = 2048, .groups = 1, .groups_kept = 1, ALL(512), .top_k = 7, .intermediate = 128, .score = MF_SCORE_GIVEN, .shared_experts = 1, .weight_on_input = 1}},
+};
+
+START_TEST(variants_agree)
+{
+  const struct device_info dev = device("h200");
+  struct schedule sched = {.family = &family_batch};
+  struct mf_batch_meta meta;
+  struct verdict why = {0};
+  struct mf_problem p = variants[_i].problem;
+  p.struct_size = sizeof(p);
+  family_batch.default_schedule(&p, variants[_i].tokens, &dev, &sched);
+  agree(&p, &sched, &dev, &meta);
+  meta.swiglu_limit += 1; /* the comparison can fail */
+  ck_assert_int_eq(family_batch.check_meta(&meta, sizeof(meta), &p, &sched, &dev, &why), MF_REJECTED);
+  ck_assert_ptr_nonnull(strstr(why.detail, "swiglu_limit"));
+}
+END_TEST
+
 START_TEST(what_is_refused)
 {
   static const struct {
     const char *shape;
-    int tokens, intermediate, top_k, experts; /* 0: as it is; experts: softmax with a bias */
+    int tokens, intermediate, top_k, experts, shared; /* 0: as it is; experts: softmax with a bias */
     const char *rule;
     long nearest;
   } rows[] = {
-      {"qwen3.5-35b-a3b", 8, 0, 0, 0, "tokens", 9},        {"qwen3.5-35b-a3b", 33, 0, 0, 0, "tokens", 32},
-      {"qwen3.5-35b-a3b", 16, 0, 9, 0, "top_k", 8},        {"qwen3.5-35b-a3b", 16, 24, 0, 0, "intermediate", 32},
-      {"deepseek-v3.1-tp8", 17, 0, 0, 0, "memory", -1},    {"glm-5-tp8", 24, 0, 0, 0, "memory", -1},
-      {"qwen3.5-35b-a3b", 16, 0, 0, 520, "experts", 512},
-      {"qwen3.5-122b-a10b", 24, 0, 0, 0, "memory", -1},    {"qwen3.5-35b-a3b", 16, 4096, 0, 0, "memory", -1},
+      {"qwen3.5-35b-a3b", 8, 0, 0, 0, 0, "tokens", 9},        {"qwen3.5-35b-a3b", 33, 0, 0, 0, 0, "tokens", 32},
+      {"qwen3.5-35b-a3b", 16, 0, 9, 0, 0, "top_k", 8},        {"qwen3.5-35b-a3b", 16, 24, 0, 0, 0, "intermediate", 32},
+      {"qwen3.5-35b-a3b", 16, 0, 0, 0, 1, "top_k", 7},
+      {"deepseek-v3.1-tp8", 17, 0, 0, 0, 0, "memory", -1},    {"glm-5-tp8", 24, 0, 0, 0, 0, "memory", -1},
+      {"qwen3.5-35b-a3b", 16, 0, 0, 520, 0, "experts", 512},
+      {"qwen3.5-122b-a10b", 24, 0, 0, 0, 0, "memory", -1},    {"qwen3.5-35b-a3b", 16, 4096, 0, 0, 0, "memory", -1},
   };
   const struct device_info dev = device("h200");
   for(int i = 0; i < ROWS(rows); i++) {
@@ -169,6 +201,7 @@ START_TEST(what_is_refused)
     struct verdict why = {0};
     p.intermediate = rows[i].intermediate != 0 ? rows[i].intermediate : p.intermediate;
     p.top_k = rows[i].top_k != 0 ? rows[i].top_k : p.top_k;
+    p.shared_experts = rows[i].shared;
     if(rows[i].experts != 0) {
       p.experts = p.expert_count = rows[i].experts;
       p.select_bias = 1;
@@ -270,6 +303,34 @@ START_TEST(parameters_are_complete)
 }
 END_TEST
 
+/* What an engine passes for routing is in the recipe, which then is one of version 2. */
+START_TEST(given_routing_has_fields_of_its_own)
+{
+  const struct device_info dev = device("h200");
+  struct mf_problem p = problem("qwen3.5-35b-a3b");
+  struct schedule sched = {.family = &family_batch};
+  for(int given = 0; given < 2; given++) {
+    struct mf_recipe r;
+    struct error err = {MF_OK, ""};
+    int ids = 0, weights = 0;
+    if(given) {
+      p.score = MF_SCORE_GIVEN;
+      p.renormalize = 0;
+    }
+    family_batch.default_schedule(&p, 16, &dev, &sched);
+    ck_assert_int_eq(family_batch.recipe(&p, &sched, &dev, &r, &err), MF_OK);
+    ck_assert_int_eq(recipe_validate(&r, sizeof(r)), MF_OK);
+    ck_assert_uint_eq(r.version, given ? 2u : 1u);
+    for(uint32_t f = 0; f < r.nfields; f++) {
+      ids += r.fields[f].source == MF_SRC_IDS && r.fields[f].offset == offsetof(struct mf_stream_params, logits);
+      weights += r.fields[f].source == MF_SRC_WEIGHTS && r.fields[f].offset == offsetof(struct mf_stream_params, bias);
+    }
+    ck_assert_int_eq(ids, given);
+    ck_assert_int_eq(weights, given);
+  }
+}
+END_TEST
+
 START_TEST(the_cost_model_orders_what_is_known)
 {
   const struct device_info dev = device("h200");
@@ -294,11 +355,13 @@ int main(void)
   int failed;
   tcase_add_loop_test(tc, host_and_kernel_agree, 0, ROWS(compiled));
   tcase_add_loop_test(tc, odd_shapes_agree, 0, ROWS(odd));
+  tcase_add_loop_test(tc, variants_agree, 0, ROWS(variants));
   tcase_add_test(tc, what_is_refused);
   tcase_add_test(tc, schedules_that_are_refused);
   tcase_add_test(tc, buckets_are_groups);
   tcase_add_test(tc, recipes_are_valid);
   tcase_add_test(tc, parameters_are_complete);
+  tcase_add_test(tc, given_routing_has_fields_of_its_own);
   tcase_add_test(tc, the_cost_model_orders_what_is_known);
   tcase_set_timeout(tc, 120);
   suite_add_tcase(suite, tc);

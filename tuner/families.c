@@ -5,6 +5,7 @@
 #include "family.h"
 
 #include <ctype.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -119,6 +120,13 @@ enum mf_status schedule_parse(const char *name, struct schedule *out, struct err
 bool schedule_equal(const struct schedule *a, const struct schedule *b)
 {
   return a->family == b->family && memcmp(a->value, b->value, (size_t)a->family->nknobs * sizeof(a->value[0])) == 0;
+}
+
+long family_meta_float(float value)
+{
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return (long)bits;
 }
 
 enum mf_status family_meta_differs(struct verdict *why, const char *what, long kernel, long host)

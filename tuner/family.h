@@ -78,6 +78,8 @@ struct meta_row {
   const char *name;
   long kernel, host;
 };
+/* A float as such a number: its bits. */
+long family_meta_float(float value);
 /* MF_OK, or MF_REJECTED with the first row that differs in *why. */
 enum mf_status family_meta_compare(const struct meta_row *rows, size_t count, struct verdict *why);
 enum mf_status family_meta_differs(struct verdict *why, const char *what, long kernel, long host);

@@ -41,8 +41,7 @@ static const struct knob knobs[BATCH_KNOBS] = {
 /* Rules about the problem itself are those of `stream`, by its names. */
 #define RULES_TABLE(X)                                                                                          \
   X(RULE_TOKENS, "tokens", "9 to 32 tokens")                                                                    \
-  X(RULE_TOP_K, "top_k", "at most 8 experts per token: their ranks are a byte")                                 \
-  X(RULE_FEATURE, "feature", "no routing by the engine, shared experts, clamps, weights on the input: up to 8 tokens only") \
+  X(RULE_TOP_K, "top_k", "at most 8 experts per token, shared ones included: their ranks are a byte")           \
   X(RULE_EXPERTS, "experts", "at most 512 logits per token where a probability selects: registers")             \
   X(RULE_MEMORY, "memory", "x, h and the smallest ring fit into shared memory")                                 \
   X(RULE_OVERLAY, "overlay", "h of a rank must fit where x was, and there must be a second rank")               \
@@ -101,7 +100,8 @@ static int down_kblocks(int hblocks, int down_rows)
 /* The layout's struct Shared, field by field. */
 static long shared_size(const struct mf_problem *p, const struct layout *l, int ring)
 {
-  const long local = align_up(p->expert_count, 32);
+  const int ranks = problem_ranks(p);
+  const long local = align_up(problem_stored_experts(p), 32);
   const long columns = stream_has_scores(p) ? align_up(p->experts + p->zero_experts, 4) : 1;
   const long stages = (long)ring * STAGE_BYTES, scores = 8L * ROUTERS * columns; /* share their space */
   long at = align_up(stages > scores ? stages : scores, 1024) + 1024L * l->groups * (l->kblocks + l->low_ranks * l->hblocks);
@@ -109,9 +109,9 @@ static long shared_size(const struct mf_problem *p, const struct layout *l, int 
   at += align_up(4L * l->kblocks * l->tokens + 4L * local + 4L * align_up(l->slots, 4), 16); /* cleared */
   at += 8L * l->turn_slots * l->kblocks;
   at = align_up(at, 16) + 16L * l->turn_slots;
-  at += 32L * l->groups * p->top_k * l->hblocks + 4L * l->slots * l->down_row_blocks * l->hblocks + 4L * l->tokens * p->top_k;
+  at += 32L * l->groups * ranks * l->hblocks + 4L * l->slots * l->down_row_blocks * l->hblocks + 4L * l->tokens * ranks;
   at += 2L * 4 * l->slots;
-  at = align_up(at, 8) + 8L * l->tokens + (long)p->top_k * l->tokens;
+  at = align_up(at, 8) + 8L * l->tokens + (long)ranks * l->tokens;
   at += 4L + 2L * 4 * REDUCE_BUFFERS + 2L * 4 * H_LOADERS + 4L * ring + local;
   at = align_up(at, 8) + 8L * (2 * REDUCE_BUFFERS + 3 * l->turn_slots + 1 + 2 * ring);
   return align_up(at, 1024);
@@ -121,7 +121,7 @@ static long shared_size(const struct mf_problem *p, const struct layout *l, int 
 static int most_high_ranks(const struct mf_problem *p)
 {
   const int fit = p->hidden / 128 / ceil_div(p->intermediate_offset + p->intermediate, 128);
-  return fit < p->top_k / 2 ? fit : p->top_k / 2;
+  return fit < problem_ranks(p) / 2 ? fit : problem_ranks(p) / 2;
 }
 
 static struct layout make_layout(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev)
@@ -140,8 +140,8 @@ static struct layout make_layout(const struct mf_problem *p, const struct schedu
   l.down_row_blocks = 128 % l.down_rows == 0 ? 1 : 2;
   l.down_kblocks = down_kblocks(l.hblocks, l.down_rows);
   l.turn_slots = ring / l.unit_stages + 2;
-  l.low_ranks = p->top_k - (sched->value[KNOB_OVERLAY] ? most_high_ranks(p) : 0);
-  l.slots = l.tokens * p->top_k < p->expert_count ? l.tokens * p->top_k : p->expert_count;
+  l.low_ranks = problem_ranks(p) - (sched->value[KNOB_OVERLAY] ? most_high_ranks(p) : 0);
+  l.slots = (l.tokens * p->top_k < p->expert_count ? l.tokens * p->top_k : p->expert_count) + problem_shared(p);
   l.shared_bytes = shared_size(p, &l, ring);
   return l;
 }
@@ -165,26 +165,17 @@ static enum mf_status reject(struct verdict *why, enum batch_rule rule, long hav
 
 /* ---- what the family serves ---- */
 
-/* What stream has and this family has not. */
-static bool plain_features(const struct mf_problem *p)
-{
-  return p->score != MF_SCORE_GIVEN && problem_shared(p) == 0 && p->weight_on_input == 0 && p->swiglu_limit <= 0 &&
-         (p->swiglu_alpha <= 0 || (p->swiglu_alpha >= 1 && p->swiglu_alpha <= 1));
-}
-
 static enum mf_status batch_serves(const struct mf_problem *p, int tokens, const struct device_info *dev, struct verdict *why)
 {
   enum mf_status rc;
   long least_bytes;
   if(tokens < MF_BATCH_MIN_TOKENS || tokens > MF_BATCH_MAX_TOKENS)
     return reject(why, RULE_TOKENS, tokens, MF_BATCH_MAX_TOKENS, tokens < MF_BATCH_MIN_TOKENS ? MF_BATCH_MIN_TOKENS : MF_BATCH_MAX_TOKENS, NULL);
-  if(p->top_k > MF_BATCH_MAX_TOPK)
-    return reject(why, RULE_TOP_K, p->top_k, MF_BATCH_MAX_TOPK, MF_BATCH_MAX_TOPK, NULL);
+  if(problem_ranks(p) > MF_BATCH_MAX_TOPK)
+    return reject(why, RULE_TOP_K, problem_ranks(p), MF_BATCH_MAX_TOPK, MF_BATCH_MAX_TOPK - problem_shared(p), NULL);
   rc = stream_serves_problem(p, dev, why);
   if(rc != MF_OK)
     return rc;
-  if(!plain_features(p))
-    return reject(why, RULE_FEATURE, 1, 0, 0, NULL);
   if(stream_scoring(p) == MF_STREAM_PROBABILITY && p->experts + p->zero_experts > MAX_PROBABILITIES)
     return reject(why, RULE_EXPERTS, p->experts + p->zero_experts, MAX_PROBABILITIES, MAX_PROBABILITIES, NULL);
   least_bytes = least_shared_bytes(p, groups_for(tokens), dev);
@@ -245,7 +236,7 @@ static enum mf_status batch_constrain(const struct mf_problem *p, const struct s
   const enum mf_status rc = batch_serves(p, l.tokens, dev, why);
   if(rc != MF_OK)
     return rc;
-  if(sched->value[KNOB_OVERLAY] && l.low_ranks == p->top_k)
+  if(sched->value[KNOB_OVERLAY] && l.low_ranks == problem_ranks(p))
     return reject(why, RULE_OVERLAY, 1, 0, 0, NULL);
   if(flight > ring || first_down > ring)
     return reject(why, RULE_FLIGHT, flight > ring ? flight : first_down, ring, ring, NULL);
@@ -303,13 +294,13 @@ static enum mf_status batch_recipe(const struct mf_problem *p, const struct sche
   out->min_sms = (uint32_t)l.grid;
   out->tokens_min = MF_BATCH_MIN_TOKENS; /* fewer than the last group needs: a token count between two tuned ones is served by the larger one's kernel */
   out->tokens_max = (uint32_t)l.tokens;
-  out->workspace_bytes = (uint64_t)MF_BATCH_WS_BYTES(l.groups, p->top_k, p->intermediate);
+  out->workspace_bytes = (uint64_t)MF_BATCH_WS_BYTES(l.groups, problem_ranks(p), p->intermediate);
   out->workspace_zero_bytes = out->workspace_bytes;
   out->h_offset = MF_BATCH_WS_H;
-  out->h_buffer_bytes = (uint64_t)MF_BATCH_WS_H_BYTES(l.groups, p->top_k, p->intermediate);
+  out->h_buffer_bytes = (uint64_t)MF_BATCH_WS_H_BYTES(l.groups, problem_ranks(p), p->intermediate);
   out->launch_count_offset = MF_STREAM_WS_LAUNCHES;
-  out->routing_ids_offset = (uint64_t)MF_BATCH_WS_IDS(l.groups, p->top_k, p->intermediate);
-  out->routing_weights_offset = (uint64_t)MF_BATCH_WS_WEIGHTS(l.groups, p->top_k, p->intermediate);
+  out->routing_ids_offset = (uint64_t)MF_BATCH_WS_IDS(l.groups, problem_ranks(p), p->intermediate);
+  out->routing_weights_offset = (uint64_t)MF_BATCH_WS_WEIGHTS(l.groups, problem_ranks(p), p->intermediate);
   out->status_offset = MF_STREAM_WS_STATUS;
   stream_add_params(out, p, &runtime_knobs);
   stream_add_up_map(out, p, STAGE_KBLOCKS);
@@ -336,6 +327,11 @@ static enum mf_status batch_check_meta(const void *meta, size_t bytes, const str
       {"zero_experts", (long)m->zero_experts, p->zero_experts},
       {"expert_begin", (long)m->expert_begin, p->expert_begin},
       {"expert_count", (long)m->expert_count, p->expert_count},
+      {"shared_experts", (long)m->shared_experts, problem_shared(p)},
+      {"shared_gate", (long)m->shared_gate, problem_shared_gated(p)},
+      {"weight_on_input", (long)m->weight_on_input, p->weight_on_input},
+      {"swiglu_limit, as bits", family_meta_float(m->swiglu_limit), family_meta_float(p->swiglu_limit)},
+      {"swiglu_alpha, as bits", family_meta_float(m->swiglu_alpha), family_meta_float(stream_swiglu_alpha(p))},
       {"scoring", (long)m->scoring, stream_scoring(p)},
       {"bias", (long)m->bias, p->select_bias},
       {"groups", (long)m->groups, p->groups},
@@ -355,10 +351,10 @@ static enum mf_status batch_check_meta(const void *meta, size_t bytes, const str
       {"ring_stages", (long)m->ring_stages, sched->value[KNOB_RING]},
       {"stage_bytes", (long)m->stage_bytes, STAGE_BYTES},
       {"turn_slots", (long)m->turn_slots, l.turn_slots},
-      {"workspace_bytes", (long)m->workspace_bytes, MF_BATCH_WS_BYTES(l.groups, p->top_k, p->intermediate)},
+      {"workspace_bytes", (long)m->workspace_bytes, MF_BATCH_WS_BYTES(l.groups, problem_ranks(p), p->intermediate)},
       {"h_offset", (long)m->h_offset, MF_BATCH_WS_H},
-      {"ids_offset", (long)m->ids_offset, MF_BATCH_WS_IDS(l.groups, p->top_k, p->intermediate)},
-      {"weights_offset", (long)m->weights_offset, MF_BATCH_WS_WEIGHTS(l.groups, p->top_k, p->intermediate)},
+      {"ids_offset", (long)m->ids_offset, MF_BATCH_WS_IDS(l.groups, problem_ranks(p), p->intermediate)},
+      {"weights_offset", (long)m->weights_offset, MF_BATCH_WS_WEIGHTS(l.groups, problem_ranks(p), p->intermediate)},
       {"status_offset", (long)m->status_offset, MF_STREAM_WS_STATUS},
       {"launches_offset", (long)m->launches_offset, MF_STREAM_WS_LAUNCHES},
   };
@@ -385,10 +381,10 @@ static double batch_predict_us(const struct mf_problem *p, const struct schedule
   const double waves = (double)(long)(share + 0.999999);  /* of the busiest CTA, dealt statically */
   const bool tickets = sched->value[KNOB_STATIC] != ALL_STATIC;
   const double imbalance = tickets ? 1 + 0.3 / share : 1 + 0.5 * (waves / share - 1);
-  const double passes = passes_per_expert(groups_for(tokens), tokens * (double)p->top_k / (active > 1 ? active : 1));
+  const double passes = passes_per_expert(groups_for(tokens), tokens * (double)problem_ranks(p) / (active > 1 ? active : 1));
   const double slow = 1.04 + 0.25 * (passes - 1);         /* several passes per stage hold the ring up */
   const double front = 0.8 + 1.0e-4 * tokens * p->hidden + (tickets ? 0.1 : 0) + 0.3 * (l.groups - groups_for(tokens));
-  const double hand_off = 1.0 + 0.2 * tokens * p->top_k / (active > 1 ? active : 1) + (sched->value[KNOB_OVERLAY] ? 0.5 : 0) +
+  const double hand_off = 1.0 + 0.2 * tokens * problem_ranks(p) / (active > 1 ? active : 1) + (sched->value[KNOB_OVERLAY] ? 0.5 : 0) +
                           0.05 * (16 - sched->value[KNOB_RING]);
   const double down_imbalance = 1.0 * dev->sms * l.down_rows / p->hidden;
   return dev->launch_us + front + hand_off + slow * active * (up_bytes * imbalance + down_bytes * down_imbalance) / rate;

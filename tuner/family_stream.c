@@ -282,8 +282,7 @@ static const char *const scorings[] = {[MF_STREAM_SOFTMAX] = "MF_STREAM_SOFTMAX"
                                        [MF_STREAM_SQRT_SOFTPLUS] = "MF_STREAM_SQRT_SOFTPLUS", [MF_STREAM_PROBABILITY] = "MF_STREAM_PROBABILITY",
                                        [MF_STREAM_GIVEN] = "MF_STREAM_GIVEN"};
 
-/* 0 stands for SiLU, as 1 does. */
-static float alpha_of(const struct mf_problem *p)
+float stream_swiglu_alpha(const struct mf_problem *p)
 {
   return p->swiglu_alpha > 0 ? p->swiglu_alpha : 1.0f;
 }
@@ -311,7 +310,7 @@ void stream_emit_shape(const struct mf_problem *p, struct strbuf *out)
   strbuf_printf(out, "  static constexpr int kActScaleUe8m0 = %d; // 1: activation scales are powers of two\n", p->act_scale == MF_ACT_SCALE_UE8M0);
   strbuf_printf(out, "  static constexpr int kWeightOnInput = %d; // 1: routing weights multiply x instead of y\n", p->weight_on_input != 0);
   strbuf_printf(out, "  static constexpr float kSwigluLimit = %af; // of gate and up; 0: none\n", (double)p->swiglu_limit);
-  strbuf_printf(out, "  static constexpr float kSwigluAlpha = %af; // gate * sigmoid(alpha * gate)\n", (double)alpha_of(p));
+  strbuf_printf(out, "  static constexpr float kSwigluAlpha = %af; // gate * sigmoid(alpha * gate)\n", (double)stream_swiglu_alpha(p));
   strbuf_printf(out, "};\n\n");
 }
 
@@ -485,13 +484,6 @@ static enum mf_status stream_recipe(const struct mf_problem *p, const struct sch
 
 /* ---- metadata ---- */
 
-static long float_bits(float value)
-{
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof(bits));
-  return (long)bits;
-}
-
 static enum mf_status stream_check_meta(const void *meta, size_t bytes, const struct mf_problem *p, const struct schedule *sched,
                                         const struct device_info *dev, struct verdict *why)
 {
@@ -511,8 +503,8 @@ static enum mf_status stream_check_meta(const void *meta, size_t bytes, const st
       {"shared_experts", (long)m->shared_experts, problem_shared(p)},
       {"shared_gate", (long)m->shared_gate, problem_shared_gated(p)},
       {"weight_on_input", (long)m->weight_on_input, p->weight_on_input},
-      {"swiglu_limit, as bits", float_bits(m->swiglu_limit), float_bits(p->swiglu_limit)},
-      {"swiglu_alpha, as bits", float_bits(m->swiglu_alpha), float_bits(alpha_of(p))},
+      {"swiglu_limit, as bits", family_meta_float(m->swiglu_limit), family_meta_float(p->swiglu_limit)},
+      {"swiglu_alpha, as bits", family_meta_float(m->swiglu_alpha), family_meta_float(stream_swiglu_alpha(p))},
       {"scoring", (long)m->scoring, stream_scoring(p)},
       {"bias", (long)m->bias, p->select_bias},
       {"groups", (long)m->groups, p->groups},

@@ -17,6 +17,8 @@ struct stream_knobs {
 int stream_scoring(const struct mf_problem *p);
 /* Whether selection goes through tables of scores in shared memory. */
 bool stream_has_scores(const struct mf_problem *p);
+/* The slope of the activation: 1 is SiLU, as 0 is in the problem. */
+float stream_swiglu_alpha(const struct mf_problem *p);
 /* The rules about the problem itself: router, sizes, features, rows of w2 per CTA. Not those about tokens and memory. */
 enum mf_status stream_serves_problem(const struct mf_problem *p, const struct device_info *dev, struct verdict *why);
 /* "struct Shape {...};" of the emitted source. */

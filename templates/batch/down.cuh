@@ -85,7 +85,7 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
           if(j >= scales.blocks)
             break;
           const hw::F32x2 sh = hw::load_shared_unordered(
-              (const hw::F32x2 *)&sm.h_scale[g * L::kTopK + rank][piece * L::kDownKBlocks + block0 + j][column]);
+              (const hw::F32x2 *)&sm.h_scale[g * L::kRanks + rank][piece * L::kDownKBlocks + block0 + j][column]);
           float o[4];
           tile.own(o, j, w4);
           if(first) {

@@ -4,7 +4,7 @@
 //               (stream/handoff.cuh), as are prepare_down and wait_for_progress.
 //
 // Finaliser b
-//   Reads       reduce[b][..] and reduce_unit[b], tokens[], slot_at[].
+//   Reads       reduce[b][..] and reduce_unit[b], tokens[], slot_at[], with weights on the input weight[].
 //   Writes      h of the launch's parity (workspace, relaxed stores), published[b].
 //   Waits for   reduce_full[b] (the consumers). A buffer always belongs to the same warp: phases must be seen in turn.
 //   Visible by  reduce_empty[b] for the buffer; h carries its own flag.
@@ -23,7 +23,15 @@
 
 namespace batch {
 
-// Finaliser `b`: sums the 8 warps' partial sums of an item, h = silu(gate) * up, publishes 8 features of the group's routed tokens.
+// The routing weight that multiplies a token's input to the slot's expert, which is the same as multiplying gate and up.
+template <class L>
+MF_DEVICE float input_weight(const Context<L> &c, int slot, int token)
+{
+  const bool routed = c.sm.tokens[slot] >> token & 1; // else nobody has written a weight
+  return routed ? c.sm.weight[token][rank_at(c, token, slot)] : 0.0f;
+}
+
+// Finaliser `b`: sums the 8 warps' partial sums of an item, h = activate(gate, up), publishes 8 features of the group's routed tokens.
 template <class L>
 MF_DEVICE void finalise_items(const Context<L> &c, int b, uint32_t launch)
 {
@@ -45,15 +53,20 @@ MF_DEVICE void finalise_items(const Context<L> &c, int b, uint32_t launch)
     const int unit = item >> 2, token = (item & 3) * 8 + row, slot = unit / L::kUnits;
     const int feature = (unit - slot * L::kUnits) * 8 + ((c.lane >> 2) & ~1);
     const bool routed = sm.tokens[slot] >> token & 1;
-    uint32_t *dst = (uint32_t *)(h + (size_t)(token * L::kTopK + rank_at(c, token, slot)) * L::kIntermediate + feature);
+    uint32_t *dst = (uint32_t *)(h + (size_t)(token * L::kRanks + rank_at(c, token, slot)) * L::kIntermediate + feature);
     MF_UNROLL
     for(int o = 4; o >= 1; o >>= 1) {
       MF_UNROLL
       for(int w = 0; w < o; ++w)
         v[w] = hw::F32x4{v[w].x + v[w + o].x, v[w].y + v[w + o].y, v[w].z + v[w + o].z, v[w].w + v[w + o].w};
     }
-    const float h0 = hw::fast_divide(v[0].x, 1.0f + hw::fast_exp(-v[0].x)) * v[0].z;
-    const float h1 = hw::fast_divide(v[0].y, 1.0f + hw::fast_exp(-v[0].y)) * v[0].w;
+    if constexpr(L::Shape::kWeightOnInput) {
+      const int first = (item & 3) * 8 + 2 * (c.lane & 3);
+      const float w0 = batch::input_weight(c, slot, first), w1 = batch::input_weight(c, slot, first + 1);
+      v[0] = hw::F32x4{v[0].x * w0, v[0].y * w1, v[0].z * w0, v[0].w * w1};
+    }
+    const float h0 = stream::activate<L>(v[0].x, v[0].z);
+    const float h1 = stream::activate<L>(v[0].y, v[0].w);
     const float partner = hw::shuffle_xor(odd ? h0 : h1, 4);
     const uint32_t pair = odd ? hw::to_bf16_pair(partner, h1) : hw::to_bf16_pair(h0, partner);
     if(routed)
@@ -83,14 +96,14 @@ struct HRow : stream::HRow<L> {
     token = t;
     rank = rank_at(c, t, slot);
     wanted = there && (!L::kOverlay || (rank >= L::kLowRanks) == (half == 1));
-    this->source = (const hw::U32x4 *)(h + (size_t)(t * L::kTopK + rank) * (L::kIntermediate * 2)) + (c.lane - L::kOffset / 8);
+    this->source = (const hw::U32x4 *)(h + (size_t)(t * L::kRanks + rank) * (L::kIntermediate * 2)) + (c.lane - L::kOffset / 8);
   }
 
-  // Quantises the row and writes it as row token % 8 of its h set; the routing weight goes into the scale.
+  // Quantises the row and writes it as row token % 8 of its h set; the routing weight goes into the scale, if it has not multiplied the input.
   MF_DEVICE void store(const Context<L> &c)
   {
     const int group = token >> 3, row = token & 7;
-    const float weight = c.sm.weight[token][rank];
+    const float weight = L::Shape::kWeightOnInput ? 1.0f : c.sm.weight[token][rank];
     uint8_t *set = (uint8_t *)&c.sm + L::h_set(group, rank);
     hw::U32x2 quantised[kChunks];
     float scale[kChunks];
@@ -104,7 +117,7 @@ struct HRow : stream::HRow<L> {
       if(L::kHBlocks % 2 == 0 || block < L::kHBlocks) {
         *stream::atom_piece(set + block * 1024, row, piece) = quantised[i];
         if(piece == 0)
-          c.sm.h_scale[group * L::kTopK + rank][block][row] = scale[i] * weight;
+          c.sm.h_scale[group * L::kRanks + rank][block][row] = scale[i] * weight;
       }
     }
   }

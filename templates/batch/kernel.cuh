@@ -162,10 +162,15 @@ MF_ANYWHERE constexpr mf_batch_meta make_meta()
 #endif
   m.workspace_bytes = L::kWorkspaceBytes;
   m.h_offset = MF_BATCH_WS_H;
-  m.ids_offset = MF_BATCH_WS_IDS(L::kGroups, L::kTopK, L::kIntermediate);
-  m.weights_offset = MF_BATCH_WS_WEIGHTS(L::kGroups, L::kTopK, L::kIntermediate);
+  m.ids_offset = MF_BATCH_WS_IDS(L::kGroups, L::kRanks, L::kIntermediate);
+  m.weights_offset = MF_BATCH_WS_WEIGHTS(L::kGroups, L::kRanks, L::kIntermediate);
   m.status_offset = MF_STREAM_WS_STATUS;
   m.launches_offset = MF_STREAM_WS_LAUNCHES;
+  m.shared_experts = L::kShared;
+  m.shared_gate = Shape::kSharedGate;
+  m.weight_on_input = Shape::kWeightOnInput;
+  m.swiglu_limit = Shape::kSwigluLimit;
+  m.swiglu_alpha = Shape::kSwigluAlpha;
   return m;
 }
 

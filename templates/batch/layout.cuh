@@ -41,16 +41,14 @@ struct Layout {
   static constexpr int kColumns = kExperts + Shape::kZeroExperts;
   static constexpr int kExpertBegin = Shape::kExpertBegin;
   static constexpr int kLocalExperts = Shape::kExpertCount;
-  static constexpr bool kAllLocal = kLocalExperts == kColumns;
+  static constexpr bool kGiven = Shape::kScoring == MF_STREAM_GIVEN; // the engine has routed (stream/route_given.cuh)
+  static constexpr int kShared = Shape::kSharedExperts; // active for every token of the launch, stored behind the rank's routed experts
+  static constexpr int kRanks = kTopK + kShared;        // experts of a token
+  static constexpr bool kAllLocal = kLocalExperts == kColumns && !kGiven && kShared == 0;
   static constexpr int kExpertsPerLane = (kColumns + 31) / 32;
-  static constexpr int kTableExperts = (kLocalExperts + 31) / 32 * 32;
+  static constexpr int kTableExperts = (kLocalExperts + kShared + 31) / 32 * 32; // rows of tables that are indexed by local expert
   static constexpr bool kPacked = Shape::kScoring == MF_STREAM_SOFTMAX && !Shape::kLogitsF32;
-  static constexpr bool kGiven = false;                      // the engine's own routing, shared experts, clamps: not served (family_batch.c)
-  static constexpr int kShared = 0, kRanks = kTopK;
-  static_assert(Shape::kScoring != MF_STREAM_GIVEN && Shape::kSharedExperts == 0 && !Shape::kWeightOnInput && Shape::kSwigluLimit == 0.0f &&
-                    Shape::kSwigluAlpha == 1.0f,
-                "features: those of stream that this family does not have");
-  static constexpr int kMaxSlots = kMaxTokens * kTopK < kLocalExperts ? kMaxTokens * kTopK : kLocalExperts;
+  static constexpr int kMaxSlots = (kMaxTokens * kTopK < kLocalExperts ? kMaxTokens * kTopK : kLocalExperts) + kShared;
 
   // --- Up projection ---
   static constexpr int kStageBytes = 8192;
@@ -79,8 +77,8 @@ struct Layout {
   // --- h sets. With kOverlay, those of the ranks from kLowRanks on lie where x was: they are written once the CTA's up phase is over.
   // As many as there is room for, half of them at most. ---
   static constexpr bool kOverlay = Schedule::kOverlay;
-  static constexpr int kHighRanks = !kOverlay ? 0 : kTopK / 2 < kKBlocks / kHBlocks ? kTopK / 2 : kKBlocks / kHBlocks;
-  static constexpr int kLowRanks = kTopK - kHighRanks;
+  static constexpr int kHighRanks = !kOverlay ? 0 : kRanks / 2 < kKBlocks / kHBlocks ? kRanks / 2 : kKBlocks / kHBlocks;
+  static constexpr int kLowRanks = kRanks - kHighRanks;
 
   // --- Warps: 0..3 finalise, 4..7 and 8..11 consume, 12 produces, 13..20 load h, 21 schedules ---
   static constexpr int kReduceBuffers = 4; // one per finaliser
@@ -136,7 +134,7 @@ struct Layout {
 
   // What a router keeps of its token's experts. Lies where the ring will be, which is larger but with very many experts.
   struct Scores {
-    static constexpr int kPitch = kPacked ? 1 : (kColumns + 3) / 4 * 4;
+    static constexpr int kPitch = kPacked || kGiven ? 1 : (kColumns + 3) / 4 * 4; // (none with packed keys)
     float score[kRouters][kPitch];
     uint32_t order[kRouters][kPitch];
   };
@@ -152,13 +150,13 @@ struct Layout {
     Cleared cleared;
     alignas(16) float up_scale[kScaleSlots][2][kKBlocks]; // [turn % kScaleSlots][gate, up][k-block]
     hw::U32x4 queue[kScaleSlots];           // what comes after the static rounds: {unit, its row block in w13, first chunk of k, -}
-    float h_scale[kGroups * kTopK][kHBlocks][8]; // [group * kTopK + rank][k-block][row], routing weight included
+    float h_scale[kGroups * kRanks][kHBlocks][8]; // [group * kRanks + rank][k-block][row], routing weight included
     float down_scale[kMaxSlots][kDownRowBlocks][kHBlocks];
-    float weight[kMaxTokens][kTopK];        // [token][rank]
+    float weight[kMaxTokens][kRanks];       // [token][rank]
     uint32_t experts[kMaxSlots];            // [slot], by rising index
     uint32_t tokens[kMaxSlots];             // [slot]: bit t
     alignas(8) uint8_t slot_at[kMaxTokens][8];         // [token][rank], kNoSlot where there is none
-    alignas(8) uint8_t slot_by_rank[kTopK][kMaxTokens]; // the same the other way round
+    alignas(8) uint8_t slot_by_rank[kRanks][kMaxTokens]; // the same the other way round
     uint32_t active;                        // length of the list
     uint32_t reduce_unit[kReduceBuffers];   // 4 * unit + group of the item in the buffer, kEndOfUnits after the last
     uint32_t published[kReduceBuffers];     // 1 + last unit that the finaliser has published some of, kAllPublished at the end
@@ -187,14 +185,17 @@ struct Layout {
   }
 
   // --- Workspace ---
-  static constexpr int kHBytes = MF_BATCH_WS_H_BYTES(kGroups, kTopK, kIntermediate); // of one parity
-  static constexpr int kWorkspaceBytes = MF_BATCH_WS_BYTES(kGroups, kTopK, kIntermediate);
+  static constexpr int kHBytes = MF_BATCH_WS_H_BYTES(kGroups, kRanks, kIntermediate); // of one parity
+  static constexpr int kWorkspaceBytes = MF_BATCH_WS_BYTES(kGroups, kRanks, kIntermediate);
 
   // --- Assumptions ---
   static_assert(kGroups >= MF_BATCH_MIN_GROUPS && kGroups <= MF_BATCH_MAX_GROUPS, "token_groups: 2..4, a word of tokens, a buffer per group at the end");
   static_assert(kExperts >= 1 && kColumns <= MF_STREAM_MAX_COLUMNS, "experts: an index of 10 bits, at most 32 per lane of the routing warp");
   static_assert(kExpertBegin >= 0 && kLocalExperts >= 1 && kExpertBegin + kLocalExperts <= kExperts, "expert_begin: this rank's experts exist");
-  static_assert(kTopK >= 1 && kTopK <= kColumns && kTopK <= MF_BATCH_MAX_TOPK, "topk: a byte of ranks per group");
+  static_assert(kTopK >= 1 && kTopK <= kColumns && kRanks <= MF_BATCH_MAX_TOPK, "topk: a byte of ranks per group");
+  static_assert(kShared >= 0 && (kShared > 0 || !Shape::kSharedGate), "shared_experts: a gate has an expert");
+  static_assert(!Shape::kWeightOnInput || !Shape::kSharedGate, "weight_on_input: the weight of a shared expert would multiply its input");
+  static_assert(Shape::kSwigluLimit >= 0.0f && Shape::kSwigluAlpha > 0.0f, "swiglu: 0 for no limit, 1 for SiLU");
   static_assert(kMaxSlots <= 256, "topk: a slot's number is a byte");
   static_assert(kHidden % 128 == 0 && kHidden >= 1024 && kHidden <= 8192, "hidden: whole k-blocks, a unit's scale rows in one cp.async per lane");
   static_assert(kIntermediate % 16 == 0 && kIntermediate >= 16, "intermediate: rows of w2 are 16-byte aligned, features come in eights");

@@ -23,7 +23,8 @@
  *   4096          h[parity][token * k + rank][N] for 8 * groups tokens: as in stream/params.h
  *   WS_IDS        int32_t ids[8 * groups][k]: the experts of each token in rank order, -1 for none (nor for a zero expert)
  *   WS_WEIGHTS    float weights[8 * groups][k]: their weights, scaling included; 0 where there is no expert
- * The rank order: by rising expert index; under expert parallelism, experts of other ranks come behind this rank's. Rows of tokens that the
+ * Here and above k counts the shared experts as well; they have the numbers behind those of the zero experts.
+ * The rank order: by rising expert index, shared ones last; under expert parallelism, experts of other ranks come behind this rank's. Rows of tokens that the
  * launch did not have are left alone. */
 #define MF_BATCH_WS_H MF_STREAM_WS_H
 #define MF_BATCH_WS_H_BYTES(groups, topk, intermediate) (8 * (groups) * (topk) * (intermediate) * 2) /* of one parity */
@@ -46,6 +47,8 @@ struct mf_batch_meta {
   uint32_t down_kblocks;                  /* box of the down tensor map: {128, down_rows, down_kblocks} */
   uint32_t watchdog;
   uint32_t workspace_bytes, h_offset, ids_offset, weights_offset, status_offset, launches_offset;
+  uint32_t shared_experts, shared_gate, weight_on_input;
+  float swiglu_limit, swiglu_alpha;       /* 0: none; 1: SiLU                                          */
 };
 
 #endif

@@ -1,11 +1,11 @@
 // route.cuh - from router logits to the list of active experts, ranks and weights.
 //
 // Who runs it   16 routers (consumers and h loaders), each for the tokens router, router + 16: Routing. list_experts: the producer warp.
-//               Selection and weights are stream's (route_packed.cuh, route_ordered.cuh, route_scores.cuh), to the bit.
-// Reads         logits, bias (global).
+//               Selection and weights are stream's (route_packed.cuh, route_ordered.cuh, route_scores.cuh, route_given.cuh), to the bit.
+// Reads         logits, bias; or ids and weights; gates of shared experts (global).
 // Writes        token_mask[], from which the producer makes experts[], tokens[], slot_of[] and active in the order of expert indices.
 //               Then slot_at[], slot_by_rank[], weight[], passes[]. The last CTA also writes ids and weights to the workspace.
-//               NaN: a bit of the status word. Where the ring will be: the router's scores (Layout::Scores), one token after the other.
+//               NaN, ids that do not exist: bits of the status word. Where the ring will be: the router's scores (Layout::Scores), one token after the other.
 // Waits for     sync_cta (the tables are cleared). The producer waits at kBarrierRouted; publish runs behind kBarrierListed.
 // Visible by    the named barriers, each behind a sync_warp of the writers. fence_async_proxy before kBarrierRouted: copies into the ring, by
 //               the async proxy, come behind it.
@@ -20,9 +20,10 @@ namespace batch {
 template <class L>
 struct Routing {
   static constexpr int kRounds = L::kRouteRounds;
-  static constexpr bool kEarly = L::kExpertsPerLane <= 8; // else there are too few registers to load ahead
+  static constexpr bool kEarly = L::kExpertsPerLane <= 8 || L::kGiven; // else there are too few registers to load ahead
   stream::Selection<L> selection[kRounds];
-  uint32_t expert[kRounds]; // of the lane's pick; 0xFFFF: none
+  stream::SharedGate<L> gate[kRounds];
+  uint32_t expert[kRounds]; // of the lane's pick; 0xFFFF: none. Shared ones: behind the columns of the logits
   float weight[kRounds];
 
   MF_DEVICE static int token_of(int router, int round) { return router + L::kRouters * round; }
@@ -34,8 +35,14 @@ struct Routing {
     MF_UNROLL
     for(int i = 0; i < kRounds; ++i) {
       if(token_of(router, i) < c.p.tokens)
-        selection[i].load(c, token_of(router, i), 0);
+        load_one(c, router, i);
     }
+  }
+
+  MF_DEVICE void load_one(const Context<L> &c, int router, int i)
+  {
+    selection[i].load(c, token_of(router, i), 0);
+    gate[i].load(c, token_of(router, i));
   }
 
   // One token after the other: they share the router's row of scores.
@@ -47,8 +54,8 @@ struct Routing {
         select_one(c, router, i);
       hw::sync_warp(); // everyone has read the scores, the masks are written
     }
-    if constexpr(!L::kPacked)
-      hw::fence_async_proxy();
+    if constexpr(!L::kPacked && !L::kGiven)
+      hw::fence_async_proxy(); // scores lie where the ring will be
     hw::barrier_arrive(L::kBarrierRouted, 32 * (L::kRouters + 1));
   }
 
@@ -56,18 +63,31 @@ struct Routing {
   {
     auto &s = selection[i];
     if constexpr(!kEarly)
-      s.load(c, token_of(router, i), 0);
+      load_one(c, router, i);
     s.score_experts(c, router, 0);
     s.prepare(c, router);
     s.template pick<0, L::kTopK>(c, router);
     const bool picked = c.lane < L::kTopK && s.picked();
     const uint32_t e = s.expert();
-    if(picked && stream::is_local<L>(e))
-      hw::or_shared(&c.sm.cleared.token_mask[stream::local_index<L>(e)], 1u << token_of(router, i));
-    weight[i] = stream::weight_of(c, s, router);
+    if(stream::is_shared(c) || (picked && stream::is_local<L>(e)))
+      hw::or_shared(&c.sm.cleared.token_mask[stream::local_of(c, e)], 1u << token_of(router, i));
+    if constexpr(L::kGiven)
+      weight[i] = s.weight(c);
+    else
+      weight[i] = stream::weight_of(c, s, router);
     expert[i] = s.picked() ? e : 0xFFFFu;
+    if constexpr(L::kShared > 0) {
+      if(stream::is_shared(c)) {
+        weight[i] = gate[i].weight(c);
+        expert[i] = L::kColumns + c.lane - L::kTopK;
+      }
+    }
     if(c.cta == 0 && s.has_nan(c.lane))
       hw::or_global((uint32_t *)c.workspace(MF_STREAM_WS_STATUS), MF_STREAM_STATUS_NAN);
+    if constexpr(L::kGiven) {
+      if(c.cta == 0 && s.bad)
+        hw::or_global((uint32_t *)c.workspace(MF_STREAM_WS_STATUS), MF_STREAM_STATUS_ID);
+    }
   }
 
   // Ranks and weights of the tokens' experts, and which h sets each slot is multiplied with.
@@ -83,20 +103,20 @@ struct Routing {
   MF_DEVICE static void publish_one(const Context<L> &c, int token, uint32_t e, float w)
   {
     auto &sm = c.sm;
-    const bool picked = e != 0xFFFFu, local = picked && stream::is_local<L>(e);
+    const bool picked = e != 0xFFFFu, local = stream::has_local(c, picked, e);
     const int rank = stream::rank_of(c, picked, local, e);
-    if(c.lane < L::kTopK && local) {
-      const int slot = sm.slot_of[stream::local_index<L>(e)];
+    if(c.lane < L::kRanks && local) {
+      const int slot = sm.slot_of[stream::local_of(c, e)];
       sm.slot_at[token][rank] = slot;
       sm.slot_by_rank[rank][token] = slot;
       sm.weight[token][rank] = w;
       hw::or_shared(&sm.cleared.passes[slot], 1u << ((token & ~7) + rank));
     }
-    if(c.cta == L::kGridCtas - 1 && c.lane < L::kTopK) {
-      const bool routed = picked && (L::kColumns == L::kExperts || e < (uint32_t)L::kExperts);
-      const int at = token * L::kTopK + rank;
-      ((int32_t *)c.workspace(MF_BATCH_WS_IDS(L::kGroups, L::kTopK, L::kIntermediate)))[at] = routed ? (int)e : -1;
-      ((float *)c.workspace(MF_BATCH_WS_WEIGHTS(L::kGroups, L::kTopK, L::kIntermediate)))[at] = routed ? w : 0.0f;
+    if(c.cta == L::kGridCtas - 1 && c.lane < L::kRanks) {
+      const bool routed = stream::is_shared(c) || (picked && (L::kColumns == L::kExperts || e < (uint32_t)L::kExperts));
+      const int at = token * L::kRanks + rank;
+      ((int32_t *)c.workspace(MF_BATCH_WS_IDS(L::kGroups, L::kRanks, L::kIntermediate)))[at] = routed ? (int)e : -1;
+      ((float *)c.workspace(MF_BATCH_WS_WEIGHTS(L::kGroups, L::kRanks, L::kIntermediate)))[at] = routed ? w : 0.0f;
     }
   }
 };
@@ -111,7 +131,7 @@ MF_DEVICE void clear_slots(const Context<L> &c)
   uint32_t *at = (uint32_t *)c.sm.slot_at, *by_rank = (uint32_t *)c.sm.slot_by_rank;
   if(thread < 2 * L::kMaxTokens)
     at[thread] = L::kNoSlot * 0x01010101u;
-  if(thread < L::kTopK * L::kMaxTokens / 4)
+  if(thread < L::kRanks * L::kMaxTokens / 4)
     by_rank[thread] = L::kNoSlot * 0x01010101u;
 }
 
