@@ -77,9 +77,15 @@ static CUdeviceptr zeroed(const struct cuda_api *api, size_t bytes)
   return memory;
 }
 
+static size_t shared_experts(const struct mf_problem *p)
+{
+  return (size_t)(p->shared_experts & ~MF_SHARED_GATED);
+}
+
 static struct mf_weights make_weights(const struct cuda_api *api, const struct mf_problem *p)
 {
-  const size_t experts = (size_t)(p->expert_count > 0 ? p->expert_count : p->experts), matrix = experts * (size_t)p->intermediate * (size_t)p->hidden;
+  const size_t experts = (size_t)(p->expert_count > 0 ? p->expert_count : p->experts) + shared_experts(p);
+  const size_t matrix = experts * (size_t)p->intermediate * (size_t)p->hidden;
   const size_t blocks = experts * (((size_t)p->intermediate_offset + (size_t)p->intermediate + 127) / 128) * (((size_t)p->hidden + 127) / 128);
   struct mf_weights w;
   memset(&w, 0, sizeof(w));
@@ -92,6 +98,7 @@ static struct mf_weights make_weights(const struct cuda_api *api, const struct m
   return w;
 }
 
+/* Whatever the problem routes by: logits, or ids and weights (all of expert 0: what a launch costs the host does not depend on them). */
 static struct mf_call make_call(const struct cuda_api *api, const struct mf_problem *p, const struct mf_op *op)
 {
   const size_t most = (size_t)mf_op_max_tokens(op);
@@ -99,7 +106,14 @@ static struct mf_call make_call(const struct cuda_api *api, const struct mf_prob
   memset(&call, 0, sizeof(call));
   call.struct_size = sizeof(call);
   call.x = (const void *)zeroed(api, most * (size_t)p->hidden * 2);
-  call.logits = (const void *)zeroed(api, most * (size_t)(p->experts + p->zero_experts) * 4);
+  if(p->score == MF_SCORE_GIVEN) {
+    call.ids = (const int32_t *)zeroed(api, most * (size_t)p->top_k * sizeof(int32_t));
+    call.weights = (const float *)zeroed(api, most * (size_t)p->top_k * sizeof(float));
+  } else {
+    call.logits = (const void *)zeroed(api, most * (size_t)(p->experts + p->zero_experts) * 4);
+  }
+  if(p->shared_experts & MF_SHARED_GATED)
+    call.shared_gate = (const void *)zeroed(api, most * shared_experts(p) * 4);
   call.out = (void *)zeroed(api, most * (size_t)p->hidden * 2);
   call.workspace = (void *)zeroed(api, mf_op_workspace_size(op));
   return call;

@@ -6,7 +6,7 @@
 #include "cuda_api.h"
 #include "driver.h"
 
-#define EMU_DRIVER_TEXT_BYTES 2048
+#define EMU_DRIVER_TEXT_BYTES 6144 /* a finding's text and the launch that it is of */
 
 struct block;
 

@@ -46,7 +46,7 @@ struct emu_finding {
   int cta, warp, lane;    /* who noticed; -1: nobody in particular */
   const void *pc;         /* where; NULL: not known */
   const void *other_pc;   /* the earlier access or operation; NULL: none or not known */
-  char text[1500];        /* one line; a deadlock has one line for each group of waiters below it */
+  char text[6000];        /* one line; a deadlock has one line for each group of waiters below it */
 };
 
 struct emu_launch {

@@ -10,16 +10,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Oldest driver whose libcuda has every function of the table (cuLaunchKernelEx, cuTensorMapEncodeTiled). */
+/* Oldest driver whose libcuda has every function that is not optional (cuLaunchKernelEx, cuTensorMapEncodeTiled). */
 #define CUDA_API_OLDEST "12.0"
 
 static const struct {
   const char *symbol;
   size_t offset; /* of the member in struct cuda_api */
+  int optional;
 } functions[] = {
-#define FUNCTION_ROW(name, symbol, parameters) {symbol, offsetof(struct cuda_api, p_##name)},
-    CUDA_API_TABLE(FUNCTION_ROW)
+#define FUNCTION_ROW(name, symbol, parameters) {symbol, offsetof(struct cuda_api, p_##name), 0},
+#define OPTIONAL_ROW(name, symbol, parameters) {symbol, offsetof(struct cuda_api, p_##name), 1},
+    CUDA_API_TABLE(FUNCTION_ROW) CUDA_API_OPTIONAL_TABLE(OPTIONAL_ROW)
 #undef FUNCTION_ROW
+#undef OPTIONAL_ROW
 };
 
 static const char *library_name(void)
@@ -41,6 +44,8 @@ int cuda_api_open(struct cuda_api *api, char *why, unsigned long why_bytes)
   }
   for(size_t i = 0; i < sizeof(functions) / sizeof(functions[0]); i++) {
     void *address = dlsym(api->library, functions[i].symbol);
+    if(address == NULL && functions[i].optional)
+      continue;
     if(address == NULL) {
       snprintf(why, why_bytes, "the CUDA driver library %s lacks %s: it is older than CUDA " CUDA_API_OLDEST ", update the NVIDIA driver", name,
                functions[i].symbol);

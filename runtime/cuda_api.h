@@ -5,6 +5,7 @@
 #define MOEFORGE_RUNTIME_CUDA_API_H
 
 #include <cuda.h>
+#include <stddef.h>
 
 /* Return type, name as declared in cuda.h without version suffix, exported symbol, parameters. */
 #define CUDA_API_TABLE(X)                                                                                                                 \
@@ -57,15 +58,19 @@
     (CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,                  \
      const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill))
 
+/* The same for functions that only newer drivers have: the member is NULL where there is none. */
+#define CUDA_API_OPTIONAL_TABLE(X) X(cuFuncGetParamInfo, "cuFuncGetParamInfo", (CUfunction, size_t, size_t *, size_t *)) /* 12.4 */
+
 /* cuda.h maps unversioned names to versioned ones by macros; inside the struct the members carry a p_ prefix to stay clear of them. */
 struct cuda_api {
   void *library; /* dlopen handle */
 #define CUDA_API_MEMBER(name, symbol, parameters) CUresult(CUDAAPI *p_##name) parameters;
   CUDA_API_TABLE(CUDA_API_MEMBER)
+  CUDA_API_OPTIONAL_TABLE(CUDA_API_MEMBER)
 #undef CUDA_API_MEMBER
 };
 
-/* Opens libcuda and resolves every function. 0, or -1 with one line in 'why' (missing library, missing symbol = driver too old). */
+/* Opens libcuda and resolves every function that it must have. 0, or -1 with one line in 'why' (missing library, missing symbol = driver too old). */
 int cuda_api_open(struct cuda_api *api, char *why, unsigned long why_bytes);
 void cuda_api_close(struct cuda_api *api);
 

@@ -181,6 +181,12 @@ static enum mf_status check_json(const struct reader *rd, const struct section_r
   return MF_OK;
 }
 
+/* Do the entry's recipe and cubin fit each other? Each may be good on its own. Both were checked. */
+static int kernel_takes(const struct mf_package *pkg, const struct package_entry *e)
+{
+  return package_cubin_takes(package_cubin(pkg, e->cubin), pkg->cubins[e->cubin].bytes, &pkg->recipes[e->recipe]);
+}
+
 static enum mf_status check_records(const struct reader *rd, const struct mf_package *pkg, const struct package_section *table)
 {
   const struct package_section *entries = &table[PACKAGE_ENTRIES - 1], *recipes = &table[PACKAGE_RECIPES - 1];
@@ -195,6 +201,9 @@ static enum mf_status check_records(const struct reader *rd, const struct mf_pac
   for(uint32_t i = 0; rc == MF_OK && i < pkg->nentries; i++)
     if(!entry_good(pkg, &pkg->entries[i]))
       rc = refuse(rd, MF_ERR_CORRUPT, "entry %u: a value out of its bounds", i);
+    else if(!kernel_takes(pkg, &pkg->entries[i]))
+      rc = refuse(rd, MF_ERR_CORRUPT, "entry %u: the kernel in cubin %u takes other parameters than recipe %u passes", i, pkg->entries[i].cubin,
+                  pkg->entries[i].recipe);
   return rc;
 }
 
@@ -203,7 +212,7 @@ static enum mf_status parse(const struct reader *rd, struct mf_package *pkg)
 {
   const char **const json[PACKAGE_MAX_SECTIONS] = {[PACKAGE_MANIFEST - 1] = &pkg->manifest, [PACKAGE_VALIDATION - 1] = &pkg->validation,
                                                    [PACKAGE_PROVENANCE - 1] = &pkg->provenance, [PACKAGE_QUALIFICATION - 1] = &pkg->qualification};
-  struct package_section table[PACKAGE_MAX_SECTIONS] = {{0}};
+  struct package_section table[PACKAGE_MAX_SECTIONS] = {{.kind = 0}};
   uint32_t nsections = 0;
   enum mf_status rc = check_header(rd, &nsections);
   if(rc == MF_OK)

@@ -32,6 +32,9 @@ enum mf_status package_parse(unsigned char *bytes, size_t size, struct mf_packag
 int package_text_good(const char *text, size_t space);
 /* May these bytes of a cubin be handed to the driver? An ELF image that ends where it says, or a text; see cubin_image.c. */
 int package_cubin_good(const unsigned char *image, uint64_t size);
+/* Are the parameters of the recipe's kernel, by what the cubin says of it, those that the recipe passes? For bytes that are package_cubin_good(). Also
+ * nonzero where the cubin says nothing: a text, or an image that does not describe the kernel; recipe_get_function() then asks the driver. */
+int package_cubin_takes(const unsigned char *image, uint64_t size, const struct mf_recipe *recipe);
 const void *package_cubin(const struct mf_package *pkg, uint32_t index);
 /* Copies between the file's and the API's problem. */
 void package_problem_get(const struct package_problem *stored, struct mf_problem *out);

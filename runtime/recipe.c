@@ -201,11 +201,28 @@ enum mf_status recipe_load_module(const struct cuda_api *api, const void *cubin,
   return load_status(api->p_cuModuleLoadData(module, cubin));
 }
 
+/* Does the driver know the kernel's parameters by the sizes that the recipe gives them? A launch hands over nothing but addresses, so that of a larger
+ * parameter the driver would read what lies behind the argument block. Drivers that cannot tell are believed (package_file.c has asked the cubin). */
+static int params_agree(const struct cuda_api *api, const struct mf_recipe *recipe, CUfunction function)
+{
+  for(uint32_t i = 0; api->p_cuFuncGetParamInfo != NULL && i <= recipe->nparams; i++) {
+    size_t offset = 0, size = 0;
+    const CUresult cr = api->p_cuFuncGetParamInfo(function, i, &offset, &size);
+    if(cr != CUDA_SUCCESS && cr != CUDA_ERROR_INVALID_VALUE)
+      return 1;
+    if((cr == CUDA_SUCCESS) != (i < recipe->nparams) || (i < recipe->nparams && size != recipe->params[i].size))
+      return 0;
+  }
+  return 1;
+}
+
 enum mf_status recipe_get_function(const struct cuda_api *api, const struct mf_recipe *recipe, CUmodule module, uint32_t shared_bytes, CUfunction *function)
 {
   const CUresult cr = api->p_cuModuleGetFunction(function, module, recipe->kernel);
   if(cr != CUDA_SUCCESS)
     return load_status(cr);
+  if(!params_agree(api, recipe, *function))
+    return MF_ERR_CORRUPT;
   switch(api->p_cuFuncSetAttribute(*function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared_bytes)) {
     case CUDA_SUCCESS: return MF_OK;
     case CUDA_ERROR_INVALID_VALUE: return MF_MISS_DEVICE; /* this GPU has less shared memory than the kernel needs */

@@ -25,7 +25,7 @@ enum mf_status recipe_bind(const struct cuda_api *api, const struct mf_recipe *r
 enum mf_status recipe_load(const struct cuda_api *api, const struct mf_recipe *recipe, const void *cubin, CUmodule *module, CUfunction *function);
 
 /* The two halves of recipe_load, for several recipes of one cubin. 'shared_bytes' is the largest that any of them needs. MF_MISS_DEVICE if the module is
- * for another GPU or needs more shared memory than there is, MF_ERR_CORRUPT if it is no module or lacks the kernel. */
+ * for another GPU or needs more shared memory than there is, MF_ERR_CORRUPT if it is no module, lacks the kernel or its parameters have other sizes. */
 enum mf_status recipe_load_module(const struct cuda_api *api, const void *cubin, CUmodule *module);
 enum mf_status recipe_get_function(const struct cuda_api *api, const struct mf_recipe *recipe, CUmodule module, uint32_t shared_bytes, CUfunction *function);
 

@@ -205,4 +205,18 @@ static inline void emu_close(struct emu_subject *s)
   s->dev = NULL;
 }
 
+/* main() of a suite that compiles kernels: 'suite' over a folder for them. Returns the exit code. */
+static inline int emu_suite_run(Suite *suite)
+{
+  SRunner *runner = srunner_create(suite);
+  int failed = 1;
+  if(emu_folder_make()) {
+    srunner_run_all(runner, CK_ENV);
+    failed = srunner_ntests_failed(runner);
+    emu_folder_remove();
+  }
+  srunner_free(runner);
+  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
 #endif

@@ -1,7 +1,7 @@
 /* fake_libcuda.c - a scripted stand-in for the CUDA driver, as a shared object; fake_libcuda.h describes the script.
  *
  * What it is for: error paths that a real GPU does not show on demand, and byte-exact tests of what is handed to the driver. Every function of
- * CUDA_API_TABLE is here, named fake_<name> in C and exported under the table's symbol (EXPORT), so that the table is the only list.
+ * CUDA_API_TABLE (and of the optional one) is here, named fake_<name> in C and exported under the table's symbol (EXPORT), so that the table is the only list.
  *
  *   memory   "device" memory is host memory (malloc, so that AddressSanitizer sees overruns; large pieces are mapped and stay untouched).
  *            Copies and sets outside an allocation fail with CUDA_ERROR_INVALID_VALUE.
@@ -26,6 +26,7 @@
 
 #define DECLARE(name, symbol, parameters) CUresult CUDAAPI fake_##name parameters __asm__(symbol);
 CUDA_API_TABLE(DECLARE)
+CUDA_API_OPTIONAL_TABLE(DECLARE)
 #undef DECLARE
 
 #define MAX_DEVICES 8

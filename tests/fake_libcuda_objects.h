@@ -151,6 +151,18 @@ CUresult fake_cuModuleGetFunction(CUfunction *out, CUmodule module, const char *
   return fake_leave(CUDA_SUCCESS);
 }
 
+CUresult fake_cuFuncGetParamInfo(CUfunction function, size_t index, size_t *offset, size_t *size)
+{
+  const struct function *f = (const void *)function;
+  if(f == NULL || f->kind != KIND_FUNCTION || index >= (size_t)f->nparams)
+    return CUDA_ERROR_INVALID_VALUE;
+  *offset = 0;
+  for(size_t i = 0; i < index; i++)
+    *offset += (f->sizes[i] + 7) / 8 * 8;
+  *size = f->sizes[index];
+  return CUDA_SUCCESS;
+}
+
 CUresult fake_cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value)
 {
   struct function *f = (void *)function;

@@ -68,6 +68,7 @@ static struct cuda_api real;
     return CUDA_ERROR_UNKNOWN;             \
   }
 CUDA_API_TABLE(TRAP)
+CUDA_API_OPTIONAL_TABLE(TRAP)
 #undef TRAP
 
 /* The driver may use the heap: it is not watched. */
@@ -87,6 +88,7 @@ static void set_traps(struct mf_op *op)
   real = op->api;
 #define SET(name, symbol, parameters) op->api.p_##name = trap_##name;
   CUDA_API_TABLE(SET)
+  CUDA_API_OPTIONAL_TABLE(SET)
 #undef SET
   op->api.p_cuLaunchKernelEx = counting_launch;
 }

@@ -118,20 +118,11 @@ int main(void)
 {
   Suite *suite = suite_create("emu_given");
   TCase *tc = tcase_create("operator"), *wrong = tcase_create("mutants");
-  SRunner *runner;
-  int failed;
-  if(!emu_folder_make())
-    return 1;
   tcase_add_loop_test(tc, the_whole_operator, 0, ROWS);
   tcase_set_timeout(tc, 600);
   tcase_add_loop_test(wrong, mutants_are_found, 0, MUTANTS);
   tcase_set_timeout(wrong, 600);
   suite_add_tcase(suite, tc);
   suite_add_tcase(suite, wrong);
-  runner = srunner_create(suite);
-  srunner_run_all(runner, CK_NORMAL);
-  failed = srunner_ntests_failed(runner);
-  srunner_free(runner);
-  emu_folder_remove();
-  return failed == 0 ? 0 : 1;
+  return emu_suite_run(suite);
 }

@@ -432,11 +432,10 @@ int main(void)
 #endif
   Suite *suite = suite_create("emu_matrix");
   TCase *choice = tcase_create("choice"), *matrix = tcase_create("matrix");
-  SRunner *runner;
-  int failed, have, all, ncases = 0, run = 0;
+  int have, all, ncases = 0, run = 0;
   double price = 0;
   struct error err;
-  if(!emu_folder_make() || device_spec_read("specs/devices/emu-sm90.yaml", &base_device, NULL, NULL, &err) != MF_OK)
+  if(device_spec_read("specs/devices/emu-sm90.yaml", &base_device, NULL, NULL, &err) != MF_OK)
     return EXIT_FAILURE;
   choose_configs();
   choose_cases();
@@ -453,10 +452,5 @@ int main(void)
   tcase_set_timeout(matrix, 240);
   suite_add_tcase(suite, choice);
   suite_add_tcase(suite, matrix);
-  runner = srunner_create(suite);
-  srunner_run_all(runner, CK_ENV);
-  failed = srunner_ntests_failed(runner);
-  srunner_free(runner);
-  emu_folder_remove();
-  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  return emu_suite_run(suite);
 }

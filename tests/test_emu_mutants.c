@@ -381,10 +381,6 @@ int main(void)
 #endif
   Suite *suite = suite_create("emu_mutants");
   TCase *found = tcase_create("mutants"), *passes = tcase_create("kernel");
-  SRunner *runner;
-  int failed;
-  if(!emu_folder_make())
-    return EXIT_FAILURE;
   for(int i = 0; i < MUTANTS; i += step)
     tcase_add_loop_test(found, a_mutant_is_found, i, i + 1);
   tcase_add_loop_test(passes, the_kernel_is_clean, 0, step == 1 ? CLEAN : 1);
@@ -393,10 +389,5 @@ int main(void)
   tcase_set_timeout(passes, 240);
   suite_add_tcase(suite, found);
   suite_add_tcase(suite, passes);
-  runner = srunner_create(suite);
-  srunner_run_all(runner, CK_ENV);
-  failed = srunner_ntests_failed(runner);
-  srunner_free(runner);
-  emu_folder_remove();
-  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  return emu_suite_run(suite);
 }

@@ -494,10 +494,6 @@ int main(void)
 {
   Suite *suite = suite_create("emu_routing");
   TCase *tc = tcase_create("routing"), *rest = tcase_create("rest");
-  SRunner *runner;
-  int failed;
-  if(!emu_folder_make())
-    return 1;
   tcase_add_loop_test(tc, routing_is_the_reference_s, 0, SHAPES - (everything() ? 0 : MORE_SHAPES));
   tcase_add_test(tc, a_gate_of_nan_is_reported);
   tcase_set_timeout(tc, 600);
@@ -506,10 +502,5 @@ int main(void)
   tcase_set_timeout(rest, 600);
   suite_add_tcase(suite, tc);
   suite_add_tcase(suite, rest);
-  runner = srunner_create(suite);
-  srunner_run_all(runner, CK_NORMAL);
-  failed = srunner_ntests_failed(runner);
-  srunner_free(runner);
-  emu_folder_remove();
-  return failed == 0 ? 0 : 1;
+  return emu_suite_run(suite);
 }

@@ -163,20 +163,11 @@ int main(void)
 {
   Suite *suite = suite_create("emu_shapes");
   TCase *sizes = tcase_create("sizes"), *rows = tcase_create("strides");
-  SRunner *runner;
-  int failed;
-  if(!emu_folder_make())
-    return EXIT_FAILURE;
   tcase_add_loop_test(sizes, every_remainder_is_computed, 0, SHAPES);
   tcase_add_loop_test(rows, padded_rows_are_read_alike, 0, STRIDES);
   tcase_set_timeout(sizes, 600);
   tcase_set_timeout(rows, 600);
   suite_add_tcase(suite, sizes);
   suite_add_tcase(suite, rows);
-  runner = srunner_create(suite);
-  srunner_run_all(runner, CK_ENV);
-  failed = srunner_ntests_failed(runner);
-  srunner_free(runner);
-  emu_folder_remove();
-  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  return emu_suite_run(suite);
 }

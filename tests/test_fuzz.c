@@ -97,6 +97,38 @@ START_TEST(a_failure_can_be_shown_again)
 }
 END_TEST
 
+/* A deadlock is told whole: each group of waiters with what it waits for, one a line, in the text and in JSON. */
+START_TEST(all_waiters_are_told)
+{
+  char again[2048];
+  const char *what;
+  json_t *all;
+  int groups = 0;
+  copy_templates("stream/producer.cuh", "s/mbarrier_init(&sm.barrier.empty\\[i\\], 8)/mbarrier_init(\\&sm.barrier.empty[i], 9)/");
+  tool_run(&tool, "fuzz specs/models/tiny.yaml --tokens 2 --templates %s/t --schedule stream/ring4-ld2-la2-fl3-fd2-st0-rk0-ho0 --seeds 1 --quiet --json",
+           tool.folder);
+  tool_expect(&tool, 11);
+  all = json_loads(tool.out, 0, NULL);
+  ck_assert_ptr_nonnull(all);
+  what = json_string_value(json_object_get(json_array_get(json_object_get(all, "findings"), 0), "what"));
+  ck_assert_msg(strstr(what, "deadlock: nobody can go on | ") != NULL, "%s", what);
+  ck_assert_uint_gt(strlen(what), 1024);
+  snprintf(again, sizeof(again), "%s", json_string_value(json_object_get(json_array_get(json_object_get(all, "findings"), 0), "command")));
+  tool_run(&tool, "%s --quiet", again + 9);
+  tool_expect(&tool, 11);
+  for(const char *bar = strstr(what, " | "); bar != NULL; groups++) {
+    const char *next = strstr(bar + 3, " | ");
+    char line[1024];
+    snprintf(line, sizeof(line), "\n  %.*s\n", (int)(next != NULL ? next - bar - 3 : (ptrdiff_t)strlen(bar + 3)), bar + 3);
+    ck_assert_msg(strstr(line, " lane") != NULL && strstr(line, " wait for ") != NULL, "cut short: %s", line);
+    tool_says(&tool, out, line);
+    bar = next;
+  }
+  ck_assert_int_gt(groups, 4);
+  json_decref(all);
+}
+END_TEST
+
 /* A schedule by name, wrong numbers instead of a finding. */
 START_TEST(wrong_numbers_are_found)
 {
@@ -174,6 +206,7 @@ int main(void)
   tcase_add_test(tc, a_seed_is_a_case);
   tcase_add_test(tc, a_right_kernel_passes);
   tcase_add_test(tc, a_failure_can_be_shown_again);
+  tcase_add_test(tc, all_waiters_are_told);
   tcase_add_test(tc, wrong_numbers_are_found);
   tcase_add_test(tc, an_interrupt_tells_what_was_done);
   tcase_add_loop_test(tc, a_wrong_command_line, 0, (int)(sizeof(wrong) / sizeof(wrong[0])));

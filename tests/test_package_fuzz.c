@@ -155,7 +155,7 @@ START_TEST(images)
   TRY(Elf64_Ehdr, 0, e_shnum, 60000)
   TRY(Elf64_Ehdr, 0, e_shnum, 0)
   TRY(Elf64_Ehdr, 0, e_shentsize, 32)
-  TRY(Elf64_Ehdr, 0, e_shstrndx, 2)
+  TRY(Elf64_Ehdr, 0, e_shstrndx, 3)
   TRY(Elf64_Ehdr, 0, e_phoff, size - 8)
   TRY(Elf64_Ehdr, 0, e_phnum, 65535)
   TRY(Elf64_Ehdr, 0, e_phentsize, 8)
@@ -175,6 +175,94 @@ START_TEST(images)
 }
 END_TEST
 
+/* ---- a kernel that takes other parameters than the recipe passes ---- */
+static void set16(unsigned char *at, unsigned value)
+{
+  const uint16_t bits = (uint16_t)value;
+  memcpy(at, &bits, sizeof(bits));
+}
+
+static void set32(unsigned char *at, uint32_t value)
+{
+  memcpy(at, &value, sizeof(value));
+}
+
+START_TEST(parameters)
+{
+  const struct mf_recipe good = fixture_recipe();
+  unsigned char image[512], changed[512], *info = changed + SMALL_ELF_INFO;
+  Elf64_Shdr *section = (void *)(changed + SMALL_ELF_SECTIONS + 2 * sizeof(Elf64_Shdr));
+  const size_t size = small_elf(image);
+  struct mf_recipe recipe;
+#define TRY(change, expected)                                                      \
+  memcpy(changed, image, size);                                                    \
+  recipe = good;                                                                   \
+  change;                                                                          \
+  ck_assert_msg(package_cubin_good(changed, size), #change);                       \
+  ck_assert_msg(!package_cubin_takes(changed, size, &recipe) == !(expected), #change);
+  TRY((void)0, 1)
+  TRY(set32(info + 12, 100u << 18), 0)           /* larger by a word */
+  TRY(set32(info + 12, 92u << 18), 0)
+  TRY(set32(info + 16 + 12, 16383u << 18), 0)    /* as large as a record can say */
+  TRY(set16(info + 8, 3), 0)                     /* a fourth */
+  TRY(set16(info + 8, 65535), 0)
+  TRY(set16(info + 8, 1), 0)
+  TRY(set16(info + 16 + 8, 2), 0)                /* the third twice, the second never */
+  TRY(set16(info + 32 + 10, 241), 0)             /* ends behind the space for all */
+  TRY(set16(info + 48 + 2, 367), 0)
+  TRY(set16(info + 2, 8), 0)                     /* a record that is too short */
+  TRY(set16(info + 32 + 2, 500), 0)              /* ... or reaches out of the section */
+  TRY(info[0] = 0, 0)
+  TRY(info[0] = 5, 0)
+  TRY(info[0] = 3, 0)
+  TRY(section->sh_size = 50, 0)                  /* ends inside a record */
+  TRY(section->sh_type = SHT_NOBITS, 0)
+  TRY(recipe.params[2].size = 64, 0)
+  TRY(recipe.nparams = 2, 0)
+  TRY(recipe.nparams = 4; recipe.params[3] = recipe.params[2], 0)
+  TRY(snprintf(recipe.kernel, sizeof(recipe.kernel), "mf_mo"), 1) /* another's: it is for the driver to say that there is none */
+  TRY(info[1] = info[17] = info[33] = 0x18, 1)                    /* nothing said */
+  TRY(section->sh_name = 1, 1)
+#undef TRY
+  ck_assert_int_ne(package_cubin_takes((const unsigned char *)".version 8.0\n", 13, &good), 0);
+}
+END_TEST
+
+/* The pair is refused when the file is opened, with the place in words, and by the writer. */
+START_TEST(pairs_that_do_not_fit)
+{
+  static struct input seed;
+  static struct package_set set;
+  static unsigned char image[512];
+  unsigned char *bytes, *found = NULL;
+  struct mf_package *pkg;
+  struct error err;
+  char why[200];
+  size_t size;
+  package_seed(&seed, true);
+  small_elf(image);
+  for(size_t i = 0; found == NULL && i + 64 < seed.size; i++)
+    if(memcmp(seed.bytes + i, image, 64) == 0)
+      found = seed.bytes + i;
+  ck_assert_ptr_nonnull(found);
+  set32(found + SMALL_ELF_INFO + 12, 1000u << 18);
+  bytes = malloc(seed.size);
+  memcpy(bytes, seed.bytes, seed.size);
+  reseal(bytes, seed.size);
+  ck_assert_int_eq(package_parse(bytes, seed.size, &pkg, why, sizeof(why)), MF_ERR_CORRUPT);
+  ck_assert_str_eq(why, "entry 0: the kernel in cubin 0 takes other parameters than recipe 0 passes");
+  package_set_init(&set);
+  package_set_add(&set, 1, 4);
+  set.items[0].cubin_bytes = small_elf(image);
+  set.items[0].cubin = image;
+  ck_assert_int_eq(package_build(set.items, 1, false, &bytes, &size, &err), MF_OK);
+  free(bytes);
+  set32(image + SMALL_ELF_INFO + 12, 1000u << 18);
+  ck_assert_int_eq(package_build(set.items, 1, false, &bytes, &size, &err), MF_ERR_STORE);
+  ck_assert_msg(strstr(err.text, "not the recipe's: tune again") != NULL, "%s", err.text);
+}
+END_TEST
+
 int main(void)
 {
   Suite *suite = suite_create("package_fuzz");
@@ -184,6 +272,8 @@ int main(void)
   tcase_add_loop_test(tc, packages, 0, 2);
   tcase_add_test(tc, recipes);
   tcase_add_test(tc, images);
+  tcase_add_test(tc, parameters);
+  tcase_add_test(tc, pairs_that_do_not_fit);
   tcase_set_timeout(tc, 120);
   suite_add_tcase(suite, tc);
   srunner_run_all(runner, CK_NORMAL);

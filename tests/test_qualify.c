@@ -486,6 +486,42 @@ START_TEST(outcomes_of_the_command)
 }
 END_TEST
 
+/* Shared experts are weights like the others, gated or not; the record counts them. */
+START_TEST(memory_of_shared_experts)
+{
+  static const int shared[] = {0, 2, 2 + MF_SHARED_GATED};
+  static struct package_set set;
+  struct model_spec spec = {.name = "fixture", .routed_scaling = 2.5, .tokens = {1, 2, 3, 4}, .ntokens = 4, .limits = LIMITS};
+  struct strbuf text;
+  unsigned char *bytes;
+  size_t size;
+  char *json;
+  enum mf_status rc;
+  struct error err;
+  json_t *record, *point;
+  package_set_init(&set);
+  set.problem.hidden = 1024;
+  set.problem.shared_experts = shared[_i];
+  package_set_add(&set, 1, 4);
+  ck_assert_msg(package_build(set.items, set.count, false, &bytes, &size, &err) == MF_OK, "%s", err.text);
+  ck_assert_int_eq(package_write_file(in_folder("p"), bytes, size, &err), MF_OK);
+  spec.problem = set.problem;
+  strbuf_init(&text, 65536);
+  spec_write(&spec, &text);
+  write_text("s.yaml", text.text, strlen(text.text));
+  write_baseline("b", 4, 20, false);
+  json = qualify(in_folder("p"), in_folder("b"), in_folder("s.yaml"), NULL, true, &rc, &err);
+  record = json_loads(json, 0, NULL);
+  ck_assert_msg(record != NULL, "%s", err.text);
+  point = json_array_get(json_object_get(record, "points"), 0);
+  ck_assert_double_eq_tol(json_number_value(json_object_get(point, "memory_gib")) * (1 << 30), (_i == 0 ? 16 : 18) * (393216 + 96) + 20000, 1);
+  json_decref(record);
+  strbuf_free(&text);
+  free(bytes);
+  free(json);
+}
+END_TEST
+
 /* Nothing is written if the inputs are not as they should be. */
 START_TEST(refusals)
 {
@@ -540,6 +576,7 @@ int main(void)
   tcase_add_test(tc, rewriting_keeps_everything_else);
   tcase_add_test(tc, qualified);
   tcase_add_loop_test(tc, outcomes_of_the_command, 0, (int)(sizeof(outcomes) / sizeof(outcomes[0])));
+  tcase_add_loop_test(tc, memory_of_shared_experts, 0, 3);
   tcase_add_test(tc, refusals);
   suite_add_tcase(suite, tc);
   srunner_run_all(runner, CK_NORMAL);

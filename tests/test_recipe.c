@@ -568,6 +568,48 @@ START_TEST(load_failures)
 }
 END_TEST
 
+static CUresult CUDAAPI no_answer(CUfunction function, size_t index, size_t *offset, size_t *size)
+{
+  (void)function, (void)index, (void)offset, (void)size;
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/* A kernel whose parameters are others than those that the recipe passes is not taken, and its module is gone again; where the driver cannot tell, it is. */
+START_TEST(parameters_must_agree)
+{
+  static const struct {
+    const char *cubin;
+    enum mf_status status;
+  } cubins[] = {
+      {FIXTURE_CUBIN, MF_OK},
+      {"FAKECUBIN mf_moe 96 128 136\n", MF_ERR_CORRUPT},
+      {"FAKECUBIN mf_moe 88 128 128\n", MF_ERR_CORRUPT},
+      {"FAKECUBIN mf_moe 96 128\n", MF_ERR_CORRUPT},
+      {"FAKECUBIN mf_moe 96 128 128 4\n", MF_ERR_CORRUPT},
+  };
+  const struct mf_recipe r = fixture_recipe();
+  CUmodule module;
+  CUfunction function;
+  fakecuda_alive_fn *alive;
+  start("");
+  *(void **)(void *)&alive = fakecuda_symbol("fakecuda_alive");
+  for(size_t i = 0; i < sizeof(cubins) / sizeof(cubins[0]); i++) {
+    const int before = alive();
+    ck_assert_ptr_nonnull(api.p_cuFuncGetParamInfo);
+    ck_assert_msg(recipe_load(&api, &r, cubins[i].cubin, &module, &function) == cubins[i].status, "%s", cubins[i].cubin);
+    if(cubins[i].status == MF_OK)
+      ck_assert_int_eq(api.p_cuModuleUnload(module), CUDA_SUCCESS);
+    ck_assert_int_eq(alive(), before);
+  }
+  api.p_cuFuncGetParamInfo = no_answer;
+  ck_assert_int_eq(recipe_load(&api, &r, cubins[1].cubin, &module, &function), MF_OK);
+  ck_assert_int_eq(api.p_cuModuleUnload(module), CUDA_SUCCESS);
+  api.p_cuFuncGetParamInfo = NULL; /* a driver before CUDA 12.4 */
+  ck_assert_int_eq(recipe_load(&api, &r, cubins[1].cubin, &module, &function), MF_OK);
+  ck_assert_int_eq(api.p_cuModuleUnload(module), CUDA_SUCCESS);
+}
+END_TEST
+
 START_TEST(workspace_init_zeroes_what_it_must)
 {
   const struct mf_recipe r = fixture_recipe();
@@ -637,6 +679,7 @@ int main(void)
   tcase_add_test(driver, launch_failures);
   tcase_add_test(driver, launch_is_capturable);
   tcase_add_test(driver, load_failures);
+  tcase_add_test(driver, parameters_must_agree);
   tcase_add_test(driver, workspace_init_zeroes_what_it_must);
   tcase_add_test(driver, driver_library_reasons);
   tcase_add_test(driver, unknown_script_items_are_refused);

@@ -1,8 +1,10 @@
 /* device_worker.c - the child that holds a device: reads requests (device_client.h lists them), answers them, ends at end of file.
  *
  * One thread. Each request is one function of the table at the end. A failure is an answer like any other, except that after a fatal one
- * (wire_is_fatal: the kernel hangs, or the context is lost) the process leaves at once by _exit: closing anything would wait for the GPU. */
-#include "device_wire.h"
+ * (wire_is_fatal: the kernel hangs, or the context is lost) the process leaves at once by _exit: closing anything would wait for the GPU.
+ *
+ * The requests that need no open device, and how a request's values are read, are in device_worker_tools.c. */
+#include "device_worker.h"
 #include "worker.h"
 
 #include <stdio.h>
@@ -11,53 +13,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "compile.h"
 #include "device_emu.h"
 #include "device_judge.h"
 #include "device_lock.h"
-#include "device_nvml.h"
 
-#define MAX_KERNELS 4096
 #define PROGRESS_NS 100000000 /* between progress frames */
-
-struct child {
-  int fd;
-  const struct device_ops *ops;
-  struct device *dev; /* NULL until "open" */
-  struct device_info info;
-  bool problem_loaded;
-  struct mf_problem problem;
-  double routed_scaling;
-  int layers;
-  struct device_kernel *kernels[MAX_KERNELS]; /* by handle; NULL: unloaded */
-  int profile_kernels;                        /* of the open profile */
-  int lock_fd;                                /* -1 */
-};
-
-/* ---- reading requests ---- */
-static enum mf_status read_int(const struct frame *req, const char *name, long low, long high, int *out, struct error *err)
-{
-  const json_t *value = json_object_get(req->head, name);
-  const json_int_t number = json_integer_value(value);
-  if(!json_is_integer(value) || number < low || number > high)
-    return error_set(err, MF_ERR_USAGE, "device request: %s: expected an integer from %ld to %ld", name, low, high);
-  *out = (int)number;
-  return MF_OK;
-}
-
-static enum mf_status read_text(const struct frame *req, const char *name, const char **out, struct error *err)
-{
-  *out = json_string_value(json_object_get(req->head, name));
-  return *out != NULL ? MF_OK : error_set(err, MF_ERR_USAGE, "device request: %s: expected a string", name);
-}
-
-static enum mf_status read_struct(const struct frame *req, int blob, void *out, size_t bytes, const char *what, struct error *err)
-{
-  if(req->blob_bytes[blob] != bytes)
-    return error_set(err, MF_ERR_USAGE, "device request: %s: expected %zu bytes, got %zu", what, bytes, req->blob_bytes[blob]);
-  memcpy(out, req->blob[blob], bytes);
-  return MF_OK;
-}
 
 static enum mf_status need_device(const struct child *c, struct error *err)
 {
@@ -68,7 +28,7 @@ static enum mf_status read_kernel(const struct child *c, const struct frame *req
 {
   enum mf_status rc = need_device(c, err);
   if(rc == MF_OK)
-    rc = read_int(req, "kernel", 0, MAX_KERNELS - 1, handle, err);
+    rc = request_int(req, "kernel", 0, MAX_KERNELS - 1, handle, err);
   if(rc == MF_OK && c->kernels[*handle] == NULL)
     rc = error_set(err, MF_ERR_USAGE, "device request: kernel %d is not loaded", *handle);
   return rc;
@@ -84,146 +44,6 @@ static enum mf_status send_note(const struct child *c, const char *name, json_t 
   json_object_set_new(note.head, name, value);
   rc = frame_write(c->fd, &note, err);
   frame_free(&note);
-  return rc;
-}
-
-static void set_threads(int threads)
-{
-  if(threads > 0)
-    reference_set_threads(threads);
-}
-
-/* ---- without a device ---- */
-static enum mf_status do_probe(struct child *c, const struct frame *req, struct frame *reply, struct error *err)
-{
-  json_t *devices = json_array();
-  int count = 0;
-  enum mf_status rc = c->ops->count(&count, err);
-  (void)req;
-  for(int i = 0; i < count && rc == MF_OK; i++) {
-    struct device_info info;
-    rc = c->ops->info(i, &info, err);
-    if(rc == MF_OK)
-      json_array_append_new(devices, wire_info(&info));
-  }
-  json_object_set_new(reply->head, "devices", devices);
-  return rc;
-}
-
-static void examine_lock(const char *uuid, json_t *out)
-{
-  char holder[64];
-  struct error err;
-  int fd = -1;
-  if(device_lock_try(uuid, &fd, holder, sizeof(holder), &err) != MF_OK)
-    json_object_set_new(out, "lock_error", json_string(err.text));
-  else if(fd < 0)
-    json_object_set_new(out, "lock_holder", json_string(holder));
-  else
-    close(fd);
-}
-
-static json_t *examine(const struct child *c, int ordinal, const struct device_info *info)
-{
-  json_t *out = json_object();
-  struct device_state state;
-  struct error err;
-  json_object_set_new(out, "info", wire_info(info));
-  json_object_set_new(out, "nvml", nvml_probe(info->uuid)); /* before our own context makes the GPU busy */
-  if(c->ops->state(ordinal, &state, &err) == MF_OK)
-    json_object_set_new(out, "state",
-                        json_pack("{s:f, s:f, s:b, s:b}", "memory_free_bytes", state.memory_free_bytes, "memory_total_bytes", state.memory_total_bytes,
-                                  "cooperative_launch", (int)state.cooperative_launch, "shared_context", (int)state.shared_context));
-  else
-    json_object_set_new(out, "state_error", json_string(err.text));
-  examine_lock(info->uuid, out);
-  return out;
-}
-
-static enum mf_status do_doctor(struct child *c, const struct frame *req, struct frame *reply, struct error *err)
-{
-  json_t *devices = json_array();
-  int count = 0;
-  enum mf_status rc = c->ops->count(&count, err);
-  (void)req;
-  for(int i = 0; i < count && rc == MF_OK; i++) {
-    struct device_info info;
-    rc = c->ops->info(i, &info, err);
-    if(rc == MF_OK)
-      json_array_append_new(devices, examine(c, i, &info));
-  }
-  json_object_set_new(reply->head, "devices", devices);
-  return rc;
-}
-
-/* templates/tools/<name>.cu -> cubin. */
-static enum mf_status do_tool(struct child *c, const struct frame *req, struct frame *reply, struct error *err)
-{
-  struct nvrtc *nvrtc = NULL;
-  struct artifact art;
-  struct closure closure;
-  const char *name = NULL, *template_dir = NULL, *arch = NULL;
-  char source[NAME_MAX_LEN + 32];
-  enum mf_status rc = read_text(req, "name", &name, err);
-  (void)c;
-  memset(&art, 0, sizeof(art));
-  memset(&closure, 0, sizeof(closure));
-  if(rc == MF_OK)
-    rc = read_text(req, "template_dir", &template_dir, err);
-  if(rc == MF_OK)
-    rc = read_text(req, "arch", &arch, err);
-  if(rc != MF_OK)
-    return rc;
-  snprintf(art.name, sizeof(art.name), "%s", name);
-  snprintf(source, sizeof(source), "#include \"tools/%s.cu\"\n", art.name);
-  art.source = strdup(source);
-  if(art.source == NULL)
-    return error_set(err, MF_ERR_NOMEM, "out of memory");
-  rc = nvrtc_open(&nvrtc, err);
-  if(rc == MF_OK)
-    rc = closure_collect(template_dir, art.source, &closure, err);
-  if(rc == MF_OK)
-    rc = compile_artifact(nvrtc, &closure, arch, false, &art, err);
-  /* Compiled, but the log does not say what each kernel uses: with several kernels in a file NVRTC's threads write into one log at once, and lines get
-   * lost (seen on a 16-core machine). It matters for candidates, which have one kernel each, not for tools; their symbols are checked when they are loaded. */
-  if(rc == MF_ERR_CORRUPT && art.cubin != NULL)
-    rc = MF_OK;
-  if(rc == MF_OK) {
-    reply->blob[0] = art.cubin;
-    reply->blob_bytes[0] = art.cubin_bytes;
-    art.cubin = NULL;
-  }
-  closure_free(&closure);
-  artifact_free(&art);
-  if(nvrtc != NULL)
-    nvrtc_close(nvrtc);
-  return rc;
-}
-
-static enum mf_status do_reference(struct child *c, const struct frame *req, struct frame *reply, struct error *err)
-{
-  struct mf_problem problem;
-  struct test_case tc;
-  struct reference_result result;
-  const char *cache_dir = NULL;
-  int layer = 0, threads = 0;
-  enum mf_status rc = read_text(req, "cache_dir", &cache_dir, err);
-  (void)c;
-  (void)reply;
-  if(rc == MF_OK)
-    rc = read_int(req, "layer", 0, COLD_MAX_LAYERS - 1, &layer, err);
-  if(rc == MF_OK)
-    rc = read_int(req, "threads", 0, 4096, &threads, err);
-  if(rc == MF_OK)
-    rc = read_struct(req, 0, &problem, sizeof(problem), "struct mf_problem", err);
-  if(rc == MF_OK)
-    rc = read_struct(req, 1, &tc, sizeof(tc), "struct test_case", err);
-  if(rc != MF_OK)
-    return rc;
-  set_threads(threads);
-  rc = reference_cached(cache_dir, &problem, (float)json_number_value(json_object_get(req->head, "scaling")), (uint32_t)layer, &tc, &result, err);
-  if(rc == MF_OK)
-    reference_free(&result);
   return rc;
 }
 
@@ -245,9 +65,9 @@ static enum mf_status do_open(struct child *c, const struct frame *req, struct f
   const struct device_tools tools = {req->blob[0], req->blob_bytes[0], req->blob[1], req->blob_bytes[1]};
   const json_t *emulated = json_object_get(req->head, "emulated");
   int ordinal = 0, threads = 0;
-  enum mf_status rc = read_int(req, "ordinal", 0, 1000, &ordinal, err);
+  enum mf_status rc = request_int(req, "ordinal", 0, 1000, &ordinal, err);
   if(rc == MF_OK)
-    rc = read_int(req, "threads", 0, 4096, &threads, err);
+    rc = request_int(req, "threads", 0, 4096, &threads, err);
   if(rc == MF_OK && c->dev != NULL)
     rc = error_set(err, MF_ERR_USAGE, "device request: a device is open already");
   if(rc == MF_OK && emulated != NULL)
@@ -258,7 +78,7 @@ static enum mf_status do_open(struct child *c, const struct frame *req, struct f
     rc = c->ops->open(ordinal, &tools, &c->dev, err);
   if(rc != MF_OK)
     return rc;
-  set_threads(threads);
+  request_threads(threads);
   json_object_set_new(reply->head, "info", wire_info(&c->info));
   return MF_OK;
 }
@@ -269,11 +89,11 @@ static enum mf_status do_problem(struct child *c, const struct frame *req, struc
   enum mf_status rc = need_device(c, err);
   (void)reply;
   if(rc == MF_OK)
-    rc = read_int(req, "layers", 1, COLD_MAX_LAYERS, &layers, err);
+    rc = request_int(req, "layers", 1, COLD_MAX_LAYERS, &layers, err);
   if(rc == MF_OK)
-    rc = read_int(req, "tokens_max", 1, MAX_TOKENS, &tokens_max, err);
+    rc = request_int(req, "tokens_max", 1, MAX_TOKENS, &tokens_max, err);
   if(rc == MF_OK)
-    rc = read_struct(req, 0, &c->problem, sizeof(c->problem), "struct mf_problem", err);
+    rc = request_struct(req, 0, &c->problem, sizeof(c->problem), "struct mf_problem", err);
   if(rc != MF_OK)
     return rc;
   c->problem_loaded = false;
@@ -294,7 +114,7 @@ static enum mf_status do_kernel(struct child *c, const struct frame *req, struct
   if(rc == MF_OK && !c->problem_loaded)
     rc = error_set(err, MF_ERR_USAGE, "device request: no problem is loaded");
   if(rc == MF_OK)
-    rc = read_struct(req, 1, &recipe, sizeof(recipe), "struct mf_recipe", err);
+    rc = request_struct(req, 1, &recipe, sizeof(recipe), "struct mf_recipe", err);
   while(rc == MF_OK && handle < MAX_KERNELS && c->kernels[handle] != NULL)
     handle++;
   if(rc == MF_OK && handle == MAX_KERNELS)
@@ -361,13 +181,13 @@ static enum mf_status do_check(struct child *c, const struct frame *req, struct 
   int handle = 0;
   enum mf_status rc = read_kernel(c, req, &handle, err);
   if(rc == MF_OK)
-    rc = read_text(req, "cache_dir", &run.cache_dir, err);
+    rc = request_text(req, "cache_dir", &run.cache_dir, err);
   if(rc == MF_OK)
-    rc = read_int(req, "layers", 1, c->layers, &run.layers, err);
+    rc = request_int(req, "layers", 1, c->layers, &run.layers, err);
   if(rc == MF_OK)
-    rc = read_int(req, "replays", 2, 8, &run.replays, err);
+    rc = request_int(req, "replays", 2, 8, &run.replays, err);
   if(rc == MF_OK)
-    rc = read_int(req, "timeout_ms", 1, 3600000, &run.timeout_ms, err);
+    rc = request_int(req, "timeout_ms", 1, 3600000, &run.timeout_ms, err);
   if(rc == MF_OK && (count == 0 || count * sizeof(struct test_case) != req->blob_bytes[0]))
     rc = error_set(err, MF_ERR_USAGE, "device request: cases: expected a list of struct test_case, got %zu bytes", req->blob_bytes[0]);
   if(rc == MF_OK)
@@ -406,11 +226,11 @@ static enum mf_status do_profile(struct child *c, const struct frame *req, struc
   enum mf_status rc = need_device(c, err);
   (void)reply;
   if(rc == MF_OK)
-    rc = read_int(req, "tokens", 1, MAX_TOKENS, &tokens, err);
+    rc = request_int(req, "tokens", 1, MAX_TOKENS, &tokens, err);
   if(rc == MF_OK)
-    rc = read_int(req, "launches", 1, 4096, &launches, err);
+    rc = request_int(req, "launches", 1, 4096, &launches, err);
   if(rc == MF_OK)
-    rc = read_int(req, "routing", 0, ROUTING_KINDS - 1, &routing, err);
+    rc = request_int(req, "routing", 0, ROUTING_KINDS - 1, &routing, err);
   if(rc == MF_OK && (count < 1 || count > MAX_KERNELS || !json_is_integer(seed)))
     rc = error_set(err, MF_ERR_USAGE, "device request: expected a seed and 1..%d kernels, got %zu", MAX_KERNELS, count);
   for(size_t i = 0; i < count && rc == MF_OK; i++) {
@@ -437,7 +257,7 @@ static enum mf_status do_round(struct child *c, const struct frame *req, struct 
   int round = 0;
   enum mf_status rc = need_device(c, err);
   if(rc == MF_OK)
-    rc = read_int(req, "round", 0, 1 << 30, &round, err);
+    rc = request_int(req, "round", 0, 1 << 30, &round, err);
   if(rc == MF_OK && (c->profile_kernels == 0 || (wanted != NULL && json_array_size(wanted) != (size_t)c->profile_kernels)))
     rc = error_set(err, MF_ERR_USAGE, "device request: run: expected %d entries, one for each kernel of the open profile", c->profile_kernels);
   for(int i = 0; i < c->profile_kernels; i++)
@@ -474,7 +294,7 @@ static enum mf_status do_trace(struct child *c, const struct frame *req, struct 
   int handle = 0;
   enum mf_status rc = read_kernel(c, req, &handle, err);
   if(rc == MF_OK)
-    rc = read_struct(req, 0, &what, sizeof(what), "struct device_trace", err);
+    rc = request_struct(req, 0, &what, sizeof(what), "struct device_trace", err);
   if(rc != MF_OK)
     return rc;
   if(what.bytes == 0)
@@ -492,7 +312,7 @@ static const struct {
   const char *op;
   enum mf_status (*run)(struct child *c, const struct frame *req, struct frame *reply, struct error *err);
 } requests[] = {
-    {"probe", do_probe}, {"doctor", do_doctor}, {"tool", do_tool},   {"reference", do_reference}, {"open", do_open},   {"problem", do_problem},
+    {"probe", answer_probe}, {"doctor", answer_doctor}, {"tool", answer_tool},   {"reference", answer_reference}, {"open", do_open},   {"problem", do_problem},
     {"kernel", do_kernel}, {"unload", do_unload}, {"check", do_check}, {"lock", do_lock},         {"profile", do_profile}, {"round", do_round},
     {"floors", do_floors}, {"trace", do_trace},
 };

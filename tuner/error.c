@@ -66,7 +66,7 @@ enum mf_status error_prefix(struct error *err, const char *fmt, ...)
   vsnprintf(prefix, sizeof(prefix), fmt, args);
   va_end(args);
   memcpy(old, err->text, sizeof(old));
-  snprintf(err->text, sizeof(err->text), "%s: %.*s", prefix, (int)(sizeof(err->text) - sizeof(prefix) - 3), old);
+  snprintf(err->text, sizeof(err->text), "%s: %.*s", prefix, (int)(sizeof(err->text) - strlen(prefix) - 3), old);
   return err->status;
 }
 

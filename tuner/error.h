@@ -8,7 +8,7 @@
 
 #include "moeforge.h"
 
-#define ERROR_TEXT_MAX 1024
+#define ERROR_TEXT_MAX 6400 /* room for all that the emulator says of a deadlock, behind what was being done */
 
 struct error {
   enum mf_status status;

@@ -59,6 +59,8 @@ static enum mf_status check_item(const struct package_item *it, bool allow_predi
                      it->tokens_min, it->tokens_max, it->check->detail);
   if(recipe_validate(it->recipe, sizeof(*it->recipe)) != MF_OK || it->cubin_bytes == 0)
     return error_set(err, MF_ERR_STORE, "%s, schedule %s: the stored recipe or cubin is damaged: tune again", it->shape_name, it->schedule);
+  if(!package_cubin_good(it->cubin, it->cubin_bytes) || !package_cubin_takes(it->cubin, it->cubin_bytes, it->recipe))
+    return error_set(err, MF_ERR_STORE, "%s, schedule %s: the stored cubin is damaged, or is not the recipe's: tune again", it->shape_name, it->schedule);
   if(it->tokens_min < 1 || it->tokens_max < it->tokens_min || (uint32_t)it->tokens_min < it->recipe->tokens_min ||
      (uint32_t)it->tokens_max > it->recipe->tokens_max)
     return error_set(err, MF_ERR_STORE, "%s, schedule %s: tokens %d-%d, but the kernel takes %u-%u: tune again", it->shape_name, it->schedule,

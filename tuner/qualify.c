@@ -97,10 +97,10 @@ static double workspace_bytes(const struct mf_package *pkg, const struct package
   return sum;
 }
 
-/* Weights and scales of one layer. */
+/* Weights and scales of one layer, those of its shared experts included. */
 static double weight_bytes(const struct package_problem *p)
 {
-  const double experts = p->expert_count > 0 ? p->expert_count : p->experts;
+  const double experts = (double)(p->expert_count > 0 ? p->expert_count : p->experts) + (p->shared_experts & ~MF_SHARED_GATED);
   const int64_t n_blocks = (p->intermediate_offset + (int64_t)p->intermediate + 127) / 128, k_blocks = ((int64_t)p->hidden + 127) / 128;
   return experts * (3.0 * p->intermediate * p->hidden + 3.0 * (double)(n_blocks * k_blocks) * 4) + (p->select_bias ? 4.0 * (p->experts + p->zero_experts) : 0);
 }

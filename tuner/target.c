@@ -129,7 +129,7 @@ enum mf_status target_resolve(const struct options *opt, struct target *out, str
     return rc;
   if(!automatic)
     return error_set(err, MF_ERR_NO_DEVICE, "--device %s: this machine has no CUDA device", opt->device);
-  snprintf(out->note, sizeof(out->note), "%s", rc != MF_OK ? err->text : "this machine has no CUDA device");
+  snprintf(out->note, sizeof(out->note), "%.1000s", rc != MF_OK ? err->text : "this machine has no CUDA device");
   return planned(opt, PLANNED_DEVICE, out, err);
 }
 

@@ -15,6 +15,7 @@
 #define CHECK_REPLAYS 2
 #define EMULATED_LAYERS 1
 #define MAX_RANGES 16 /* of token counts, of all families' recipes together */
+#define STORED_FAULT_BYTES 2001 /* of the text of a fault, with its NUL: the rest of a long one can be had from `moeforge fuzz` */
 #define EMULATED_REPLAYS 3 /* each case begins on a fresh workspace: the third launch is the first to use what an earlier one has cleared */
 
 /* What is run for candidates that take the token counts lo..hi. */
@@ -121,14 +122,15 @@ static enum mf_status on_verdict(void *context, size_t item, const struct check_
   struct check_step *step = context;
   const size_t index = step->todo[item];
   struct check_result result = verdict->result;
-  char key[KEY_LEN];
+  char key[KEY_LEN], fault[STORED_FAULT_BYTES];
   enum mf_status rc;
   make_check_key(step, index, key);
+  snprintf(fault, sizeof(fault), "%.*s", (int)sizeof(fault) - 1, verdict->fault);
   if(step->t->target.emulated && verdict->status == MF_OK)
     snprintf(result.detail, sizeof(result.detail), "%s: %d of %d cases, %d launches each", step->policy.device, candidate_range(step, index)->each,
              candidate_range(step, index)->ncases, step->policy.replays);
   rc = store_put_check(step->t->store, step->t->run_id, step->job->list.items[index].id, key, &result,
-                       verdict->fault[0] != '\0' ? verdict->fault : NULL, err);
+                       fault[0] != '\0' ? fault : NULL, err);
   if(verdict->status != MF_OK)
     step->failed = verdict->status;
   if(rc == MF_OK && verdict->status != MF_OK)

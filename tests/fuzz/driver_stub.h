@@ -13,9 +13,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const struct mf_recipe *stub_recipe; /* of the launches to come: they read all of its parameters; NULL: not known, one byte of each */
+static const struct mf_recipe *stub_recipe; /* of the launches to come: they read all of its parameters; NULL: as many bytes as the image says */
 static volatile unsigned stub_sum;          /* of all bytes read, so that no read is left out */
 static int stub_launches;
+static const unsigned char *stub_image;     /* the ELF image that was loaded last; NULL: a text */
+static struct stub_kernel {                 /* what a function's handle points to: what its image says of its parameters, however wrong */
+  uint32_t nparams, sizes[MF_RECIPE_MAX_PARAMS];
+} stub_kernels[64];
+static uint32_t stub_nkernels;
 
 static void stub_read(const void *bytes, size_t count)
 {
@@ -60,6 +65,7 @@ static CUresult CUDAAPI stub_load(CUmodule *module, const void *image)
   const unsigned char *bytes = image;
   Elf64_Ehdr head;
   *module = (CUmodule)(uintptr_t)64;
+  stub_image = NULL;
   if(memcmp(image, "\x7f", 1) != 0 || strncmp(image, "\x7f" "ELF", 4) != 0) {
     stub_read(image, strlen(image));
     return CUDA_SUCCESS;
@@ -78,14 +84,43 @@ static CUresult CUDAAPI stub_load(CUmodule *module, const void *image)
     memcpy(&p, bytes + head.e_phoff + i * sizeof(p), sizeof(p));
     stub_read(bytes + p.p_offset, (size_t)p.p_filesz);
   }
+  stub_image = bytes;
   return CUDA_SUCCESS;
+}
+/* Takes the parameters of kernel 'name' from the image, wherever a record looks like one. */
+static void stub_parameters(const unsigned char *bytes, const char *name, struct stub_kernel *kernel)
+{
+  Elf64_Ehdr head;
+  memcpy(&head, bytes, sizeof(head));
+  for(uint32_t i = 0; i < head.e_shnum; i++) {
+    Elf64_Shdr s, names;
+    const char *found;
+    memcpy(&s, bytes + head.e_shoff + i * sizeof(s), sizeof(s));
+    memcpy(&names, bytes + head.e_shoff + head.e_shstrndx * sizeof(s), sizeof(s));
+    found = (const char *)bytes + names.sh_offset + s.sh_name;
+    if(strncmp(found, ".nv.info.", 9) != 0 || strcmp(found + 9, name) != 0 || s.sh_type == SHT_NOBITS || s.sh_type == SHT_NULL)
+      continue;
+    for(uint64_t at = s.sh_offset, end = at + s.sh_size; at + 4 <= end; at += 4 + (bytes[at] == 4 ? bytes[at + 2] + 256u * bytes[at + 3] : 0)) {
+      if(bytes[at] != 4 || bytes[at + 1] != 0x17 || at + 16 > end)
+        continue;
+      kernel->nparams = kernel->nparams > bytes[at + 8] + 1u ? kernel->nparams : bytes[at + 8] + 1u;
+      if(kernel->nparams > MF_RECIPE_MAX_PARAMS || bytes[at + 9] != 0)
+        abort(); /* more than a launch passes */
+      kernel->sizes[bytes[at + 8]] = (bytes[at + 14] + 256u * bytes[at + 15]) >> 2;
+    }
+  }
 }
 static CUresult CUDAAPI stub_unload(CUmodule module) { return module != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; }
 static CUresult CUDAAPI stub_function(CUfunction *function, CUmodule module, const char *name)
 {
   (void)module;
   stub_read(name, strlen(name));
-  return *function = (CUfunction)(uintptr_t)128, CUDA_SUCCESS;
+  if(stub_image == NULL)
+    return *function = (CUfunction)(uintptr_t)128, CUDA_SUCCESS;
+  stub_nkernels = (stub_nkernels + 1) % 64; /* an op has fewer */
+  memset(&stub_kernels[stub_nkernels], 0, sizeof(stub_kernels[0]));
+  stub_parameters(stub_image, name, &stub_kernels[stub_nkernels]);
+  return *function = (CUfunction)(void *)&stub_kernels[stub_nkernels], CUDA_SUCCESS;
 }
 static CUresult CUDAAPI stub_limit(CUfunction function, CUfunction_attribute attribute, int value)
 {
@@ -115,13 +150,19 @@ static CUresult CUDAAPI stub_encode(CUtensorMap *map, CUtensorMapDataType type, 
   memset(map, 0x5a, sizeof(*map));
   return CUDA_SUCCESS;
 }
+/* As many bytes as the kernel's image says; of a text nobody knows. */
+static size_t stub_bytes(CUfunction function, uint32_t param)
+{
+  const struct stub_kernel *kernel = (const void *)function;
+  return (uintptr_t)function == 128 || kernel->sizes[param] == 0 ? 1 : kernel->sizes[param];
+}
 static CUresult CUDAAPI stub_launch(const CUlaunchConfig *config, CUfunction function, void **params, void **extra)
 {
   if(function == NULL || extra != NULL || config->gridDimX == 0 || (uint64_t)config->blockDimX * config->blockDimY * config->blockDimZ > 1024)
     abort();
   stub_read(config->attrs, config->numAttrs * sizeof(*config->attrs));
   for(uint32_t i = 0; i < MF_RECIPE_MAX_PARAMS; i++)
-    stub_read(params[i], stub_recipe == NULL ? 1 : i < stub_recipe->nparams ? stub_recipe->params[i].size : 0);
+    stub_read(params[i], stub_recipe == NULL ? stub_bytes(function, i) : i < stub_recipe->nparams ? stub_recipe->params[i].size : 0);
   stub_launches++;
   return CUDA_SUCCESS;
 }
