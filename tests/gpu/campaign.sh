@@ -10,6 +10,7 @@
 #   bench        the table of docs/performance.md, from OUT/work.db                                       300 s
 #   handoff      the ways of fetching h side by side, Qwen3.5-35B and DeepSeek                            120 s
 #   trace        timelines, one token and eight, uniform and concentrated                                 120 s
+#   batch        the family of 9 to 32 tokens: as many as the shape has room for, into OUT/schedules.db, and its table      400 s
 #   sanitize     tests/gpu/sanitize.sh                                                                    600 s
 #
 # One line per step: ok or FAILED, seconds, the last line of its log. A step that runs out of time fails; the next one runs. Exits 1 if any failed.
@@ -53,6 +54,12 @@ step_trace() {
   done
   return $bad
 }
+step_batch() { # with the watchdog first: a hang then costs milliseconds and is named
+  timeout 60 "$moeforge" tune specs/models/qwen3.5-35b-a3b.yaml --debug --effort quick --tokens 16,32 --store "$out/debug.db" --db "$out/debug-shipped.db" --gen "$out/gen" &&
+    "$moeforge" tune specs/models/qwen3.5-35b-a3b.yaml --tokens 1-8,16,24,32 $store --gen "$out/gen" &&
+    "$moeforge" tune specs/models/deepseek-v3.1-tp8.yaml --tokens 1-8,12,16 $store --gen "$out/gen" &&
+    "$moeforge" bench qwen3.5-35b-a3b deepseek-v3.1-tp8 $store
+}
 step_sanitize() { MOEFORGE=$moeforge LOGS=$out/sanitize tests/gpu/sanitize.sh; }
 
 limit_of() { sed -n "s/^#   $1 .* \([0-9][0-9]*\) s\$/\1/p" "$0"; }
@@ -60,7 +67,7 @@ if [ "${1:-}" = --step ]; then
   "step_$2"
   exit $?
 fi
-[ $# -gt 0 ] || set -- acceptance agreement tune bench handoff trace sanitize
+[ $# -gt 0 ] || set -- acceptance agreement tune bench handoff trace batch sanitize
 for step in "$@"; do
   limit=$(limit_of "$step")
   [ -n "$limit" ] || { echo "campaign: there is no step $step" >&2; exit 2; }
