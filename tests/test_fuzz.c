@@ -112,7 +112,7 @@ START_TEST(all_waiters_are_told)
   ck_assert_ptr_nonnull(all);
   what = json_string_value(json_object_get(json_array_get(json_object_get(all, "findings"), 0), "what"));
   ck_assert_msg(strstr(what, "deadlock: nobody can go on | ") != NULL, "%s", what);
-  ck_assert_uint_gt(strlen(what), 1024);
+  ck_assert_uint_gt(strlen(what), 600); /* longer than it was ever cut to; how many groups there are depends on the interleaving */
   snprintf(again, sizeof(again), "%s", json_string_value(json_object_get(json_array_get(json_object_get(all, "findings"), 0), "command")));
   tool_run(&tool, "%s --quiet", again + 9);
   tool_expect(&tool, 11);
