@@ -18,7 +18,7 @@ void error_one_line(char *text)
 
 enum mf_status error_set(struct error *err, enum mf_status status, const char *fmt, ...)
 {
-  char text[sizeof(err->text)]; /* the old text may be among the arguments */
+  char text[ERROR_TEXT_MAX]; /* the old text may be among the arguments */
   va_list args;
   if(err == NULL)
     return status;
