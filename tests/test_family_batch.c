@@ -9,6 +9,7 @@
 #include "compile.h"
 #include "emit.h"
 #include "family_batch.h"
+#include "family_fixture.h"
 #include "family_stream.h"
 #include "limits.h"
 #include "recipe.h"
@@ -16,26 +17,6 @@
 #include "spec.h"
 
 #define ROWS(table) ((int)(sizeof(table) / sizeof((table)[0])))
-
-static struct device_info device(const char *name)
-{
-  struct device_info dev;
-  struct error err;
-  char path[256];
-  snprintf(path, sizeof(path), "specs/devices/%s.yaml", name);
-  ck_assert_msg(device_spec_read(path, &dev, NULL, NULL, &err) == MF_OK, "%s", err.text);
-  return dev;
-}
-
-static struct mf_problem problem(const char *name)
-{
-  struct model_spec spec;
-  struct error err;
-  char path[256];
-  snprintf(path, sizeof(path), "specs/models/%s.yaml", name);
-  ck_assert_msg(spec_read(path, &spec, NULL, NULL, &err) == MF_OK, "%s", err.text);
-  return spec.problem;
-}
 
 static int knob(const char *name)
 {

@@ -7,32 +7,13 @@
 
 #include "compile.h"
 #include "emit.h"
+#include "family_fixture.h"
 #include "family_stream.h"
 #include "limits.h"
 #include "recipe.h"
 #include "space.h"
 #include "spec.h"
 #include "stream/params.h"
-
-static struct device_info device(const char *name)
-{
-  struct device_info dev;
-  struct error err;
-  char path[256];
-  snprintf(path, sizeof(path), "specs/devices/%s.yaml", name);
-  ck_assert_msg(device_spec_read(path, &dev, NULL, NULL, &err) == MF_OK, "%s", err.text);
-  return dev;
-}
-
-static struct mf_problem problem(const char *name)
-{
-  struct model_spec spec;
-  struct error err;
-  char path[256];
-  snprintf(path, sizeof(path), "specs/models/%s.yaml", name);
-  ck_assert_msg(spec_read(path, &spec, NULL, NULL, &err) == MF_OK, "%s", err.text);
-  return spec.problem;
-}
 
 static int set(struct schedule *sched, const char *knob, int value)
 {

@@ -9,7 +9,7 @@
 //               phase waits for a consumer that loads h: the stages of w2 that it leaves in the ring meanwhile all fit, and they
 //               come behind all up stages.
 //
-// With many tokens on few experts h comes all at once, and then a loader's instructions count: two rows at a time, one after the other, are 16
+// With many tokens on few experts h comes all at once, and then a loader's instructions should count: two rows at a time, one after the other, are 16
 // rounds of fetching and quantising for 64 rows. Here a warp takes up to four rows of a slot together, so that one row's latencies are hidden
 // behind the other rows, and the consumers, which would only wait by then, take their share.
 //
