@@ -1,36 +1,34 @@
-/* folder_fixture.h - a folder of its own for each test: start() and end() as checked fixture. */
+/* folder_fixture.h - a temporary folder for each test. */
 #ifndef MOEFORGE_TESTS_FOLDER_FIXTURE_H
 #define MOEFORGE_TESTS_FOLDER_FIXTURE_H
 
 #include <check.h>
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 static char folder[128];
 
-static inline void start(void)
+static inline void make_folder(void)
 {
   const char *tmp = getenv("TMPDIR");
-  snprintf(folder, sizeof(folder), "%s/moeforge-test-XXXXXX", tmp != NULL ? tmp : "/tmp");
+  snprintf(folder, sizeof(folder), "%s/mf-package-XXXXXX", tmp != NULL ? tmp : "/tmp");
   ck_assert_ptr_nonnull(mkdtemp(folder));
 }
 
-static inline void end(void)
+static inline void remove_folder(void)
 {
-  char command[256];
-  snprintf(command, sizeof(command), "rm -r '%s'", folder);
-  ck_assert_int_eq(system(command), 0);
-}
-
-/* The path of a file in it; eight may be in use at a time. */
-static inline const char *in_folder(const char *name)
-{
-  static char path[8][256];
-  static int turn;
-  turn = (turn + 1) % 8;
-  snprintf(path[turn], sizeof(path[turn]), "%s/%s", folder, name);
-  return path[turn];
+  DIR *dir = opendir(folder);
+  struct dirent *entry;
+  char path[512];
+  while((entry = readdir(dir)) != NULL) {
+    snprintf(path, sizeof(path), "%s/%s", folder, entry->d_name);
+    if(unlink(path) != 0 && entry->d_name[0] != '.')
+      rmdir(path);
+  }
+  closedir(dir);
+  rmdir(folder);
 }
 
 #endif

@@ -1,6 +1,5 @@
 /* test_qualify.c - `moeforge qualify`: baseline files good and malformed, verdicts, the record in the package, the command. */
 #include "commands.h"
-#include "folder_fixture.h"
 #include "package_fixture.h"
 #include "package_rewrite.h"
 #include "qualify.h"
@@ -13,6 +12,31 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
+
+static char folder[128];
+
+static void start(void)
+{
+  const char *tmp = getenv("TMPDIR");
+  snprintf(folder, sizeof(folder), "%s/mf-qualify-XXXXXX", tmp != NULL ? tmp : "/tmp");
+  ck_assert_ptr_nonnull(mkdtemp(folder));
+}
+
+static void end(void)
+{
+  char command[256];
+  snprintf(command, sizeof(command), "rm -r '%s'", folder);
+  ck_assert_int_eq(system(command), 0);
+}
+
+static const char *in_folder(const char *name)
+{
+  static char path[8][256];
+  static int turn;
+  turn = (turn + 1) % 8;
+  snprintf(path[turn], sizeof(path[turn]), "%s/%s", folder, name);
+  return path[turn];
+}
 
 static void write_text(const char *name, const char *text, size_t length)
 {

@@ -1,7 +1,6 @@
 /* test_sign.c - signatures of packages: the vectors of RFC 8032, changed bytes, wrong keys, and the commands `sign` and `verify --key`. */
 #include "commands.h"
 #include "fake_libcuda.h"
-#include "folder_fixture.h"
 #include "package_fixture.h"
 #include "sign.h"
 
@@ -11,6 +10,31 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
+
+static char folder[128];
+
+static void start(void)
+{
+  const char *tmp = getenv("TMPDIR");
+  snprintf(folder, sizeof(folder), "%s/mf-sign-XXXXXX", tmp != NULL ? tmp : "/tmp");
+  ck_assert_ptr_nonnull(mkdtemp(folder));
+}
+
+static void end(void)
+{
+  char command[256];
+  snprintf(command, sizeof(command), "rm -r '%s'", folder);
+  ck_assert_int_eq(system(command), 0);
+}
+
+static const char *in_folder(const char *name)
+{
+  static char path[8][256];
+  static int turn;
+  turn = (turn + 1) % 8;
+  snprintf(path[turn], sizeof(path[turn]), "%s/%s", folder, name);
+  return path[turn];
+}
 
 static void write_bytes(const char *name, const void *bytes, size_t count)
 {
