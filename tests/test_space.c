@@ -103,6 +103,29 @@ START_TEST(default_effort_has_enough_candidates)
 }
 END_TEST
 
+/* A knob that is not primary but needs a kernel of its own is tried with every ring and number of loaders: with the default ones alone it might lose to these. */
+START_TEST(kernels_are_varied_together)
+{
+  static const int rings[] = {4, 6, 8, 10};
+  const struct device_info dev = h200();
+  const struct model_spec spec = model("qwen3.5-35b-a3b");
+  struct candidate_list list = {0};
+  struct error err;
+  ck_assert_int_eq(space_enumerate(&spec.problem, &dev, 1, 8, EFFORT_DEFAULT, &list, NULL, NULL, &err), MF_OK);
+  for(int i = 0; i < 8; i++) {
+    struct schedule wanted;
+    char name[64];
+    size_t j = 0;
+    snprintf(name, sizeof(name), "stream/ring%d-ld%d-la4-fl4-fd4-st0-rk1-ho1", rings[i / 2], i % 2 ? 4 : 2);
+    ck_assert_int_eq(schedule_parse(name, &wanted, &err), MF_OK);
+    while(j < list.count && !schedule_equal(&list.items[j].schedule, &wanted))
+      j++;
+    ck_assert_msg(j < list.count, "%s is no candidate", name);
+  }
+  candidate_list_free(&list);
+}
+END_TEST
+
 struct rejects {
   size_t count, shared_memory;
 };
@@ -243,6 +266,7 @@ int main(void)
   tcase_add_test(tc, an_older_name_is_read);
   tcase_add_test(tc, bad_names_are_refused);
   tcase_add_loop_test(tc, default_effort_has_enough_candidates, 0, 4);
+  tcase_add_test(tc, kernels_are_varied_together);
   tcase_add_test(tc, rejections_have_a_rule);
   tcase_add_test(tc, same_call_same_list);
   tcase_add_loop_test(tc, unserved_shapes_name_the_rule, 0, (int)(sizeof(unserved) / sizeof(unserved[0])));

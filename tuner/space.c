@@ -119,14 +119,16 @@ static enum mf_status product(struct walk *w, const struct schedule *base, const
   }
 }
 
-/* Each knob for which 'select' is true alone, the others as in 'base'. */
-static enum mf_status one_at_a_time(struct walk *w, const struct schedule *base, const bool *select)
+/* Each knob for which 'select' is true alone, the others as in 'base'; one of the kernel itself with all values of 'together', which may be NULL. */
+static enum mf_status one_at_a_time(struct walk *w, const struct schedule *base, const bool *select, const bool *together)
 {
   for(int k = 0; k < base->family->nknobs; k++) {
     bool only[MAX_KNOBS] = {false};
     enum mf_status rc;
     if(!select[k])
       continue;
+    if(together != NULL && base->family->knobs[k].compile_time)
+      memcpy(only, together, sizeof(only));
     only[k] = true;
     rc = product(w, base, only);
     if(rc != MF_OK)
@@ -138,21 +140,22 @@ static enum mf_status one_at_a_time(struct walk *w, const struct schedule *base,
 static enum mf_status walk_from_default(struct walk *w, const struct schedule *base, enum effort effort)
 {
   const struct family_ops *family = base->family;
-  bool primary[MAX_KNOBS] = {false}, arguments[MAX_KNOBS] = {false}, secondary[MAX_KNOBS] = {false}, all[MAX_KNOBS] = {false};
+  bool primary[MAX_KNOBS] = {false}, arguments[MAX_KNOBS] = {false}, kernels[MAX_KNOBS] = {false}, secondary[MAX_KNOBS] = {false}, all[MAX_KNOBS] = {false};
   enum mf_status rc;
   for(int k = 0; k < family->nknobs; k++) {
     if(family->knobs[k].nvalues == 0)
       continue;
     primary[k] = family->knobs[k].primary;
     arguments[k] = family->knobs[k].primary && !family->knobs[k].compile_time;
+    kernels[k] = family->knobs[k].primary && family->knobs[k].compile_time;
     secondary[k] = !family->knobs[k].primary;
     all[k] = true;
   }
   switch(effort) {
-    case EFFORT_QUICK: return one_at_a_time(w, base, arguments);
+    case EFFORT_QUICK: return one_at_a_time(w, base, arguments, NULL);
     case EFFORT_DEFAULT:
       rc = product(w, base, primary);
-      return rc != MF_OK ? rc : one_at_a_time(w, base, secondary);
+      return rc != MF_OK ? rc : one_at_a_time(w, base, secondary, kernels);
     case EFFORT_EXHAUSTIVE: return product(w, base, all);
   }
   return MF_ERR_INTERNAL;
