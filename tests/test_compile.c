@@ -405,6 +405,47 @@ START_TEST(compiles_with_nested_relative_includes)
 }
 END_TEST
 
+/* ---- NVRTC's own cache ----
+ * It needs a driver, so it is played here, as NVRTC 12.9 and later do it: what was compiled before comes without a log, unless the option forbids it. */
+static int (*real_compile)(void *, int, const char *const *);
+static int (*real_log)(void *, char *);
+static int compilations;
+static bool no_cache, from_cache;
+
+static int cached_compile(void *program, int count, const char *const *options)
+{
+  no_cache = false;
+  for(int i = 0; i < count; i++)
+    no_cache = no_cache || strcmp(options[i], "--no-cache") == 0;
+  from_cache = compilations++ > 0 && !no_cache;
+  return real_compile(program, count, options);
+}
+
+static int cached_log(void *program, char *log)
+{
+  log[0] = '\0';
+  return from_cache ? 0 : real_log(program, log);
+}
+
+START_TEST(usage_is_known_however_often_it_was_compiled)
+{
+  struct artifact art = artifact_of(spilling_kernel);
+  real_compile = nvrtc->compile;
+  real_log = nvrtc->log;
+  nvrtc->compile = cached_compile;
+  for(int turn = 0; turn < 2 && nvrtc->number >= 12090; turn++) {
+    nvrtc->log = cached_log;
+    ck_assert_msg(compile(&art) == MF_OK, "%s", err.text);
+    ck_assert_int_gt(art.spill_bytes, 500);
+  }
+  nvrtc->log = real_log;
+  nvrtc->number = 12080; /* has no cache, refuses the option */
+  ck_assert_msg(compile(&art) == MF_OK, "%s", err.text);
+  ck_assert(!no_cache);
+  artifact_free(&art);
+}
+END_TEST
+
 /* ---- the same code from two processes ---- */
 static int play_hash(int fd)
 {
@@ -467,6 +508,7 @@ static Suite *compile_suite(void)
   tcase_add_test(real, largest_of_several_kernels);
   tcase_add_loop_test(real, reports_compile_errors, 0, 4);
   tcase_add_test(real, compiles_with_nested_relative_includes);
+  tcase_add_test(real, usage_is_known_however_often_it_was_compiled);
   tcase_add_test(real, two_processes_make_equal_code);
   suite_add_tcase(suite, files);
   suite_add_tcase(suite, texts);

@@ -19,6 +19,10 @@
 /* What every compilation gets beside the architecture. No line info: it would put paths into the cubin. */
 static const char *const common_options[] = {"--std=c++17", "--ptxas-options=-v"};
 static const char debug_option[] = "-DMF_WATCHDOG=1";
+/* From 12.9 on NVRTC keeps results for later processes, in the driver's cache (~/.nv/ComputeCache), but not their logs; older ones refuse the option.
+ * It changes no code and is no part of the key. */
+static const char no_cache_option[] = "--no-cache";
+#define FIRST_NVRTC_WITH_CACHE 12090
 
 const char *compile_arch(int cc_major, int cc_minor)
 {
@@ -141,6 +145,8 @@ static enum mf_status run_compiler(struct nvrtc *nvrtc, void *program, const cha
     options[noptions++] = common_options[i];
   if(debug)
     options[noptions++] = debug_option;
+  if(nvrtc->number >= FIRST_NVRTC_WITH_CACHE)
+    options[noptions++] = no_cache_option;
   result = nvrtc->compile(program, noptions, options);
   rc = fetch_log(nvrtc, program, art, err);
   if(rc != MF_OK)
