@@ -188,6 +188,27 @@ START_TEST(debug_kernels_are_never_winners)
 }
 END_TEST
 
+/* Winners of a part of the space, or of kernels for a sanitizer, are exported and not shipped. */
+START_TEST(what_does_not_serve_is_not_shipped)
+{
+  char *winners;
+  tool_gpu(&tool, "libfakegpu.so", "sms=132");
+  tool_run(&tool, TUNE " --line-info --schedule stream/ring10-ld4-la2-fl4-fd4-st0-rk1-ho2");
+  tool_expect(&tool, 0);
+  winners = query("work.db", "SELECT c.schedule FROM winner w JOIN candidate c ON c.id=w.candidate_id");
+  ck_assert_str_eq(winners, "stream/ring10-ld4-la2-fl4-fd4-st0-rk1-ho2|\n");
+  free(winners);
+  ck_assert_int_eq(number("work.db", "SELECT count(*) FROM artifact WHERE instr(cubin, CAST('handoff.cuh' AS BLOB)) > 0"), 1);
+  tool_run(&tool, "export tiny -o %s/p.moeforge", tool.folder);
+  tool_expect(&tool, 0);
+  tool_run(&tool, "show tiny --store %s/nothing.db", tool.folder);
+  ck_assert_msg(tool.code != 0 || strstr(tool.out, "-ho2") == NULL, "%s", tool.out);
+  tool_run(&tool, TUNE " --line-info --store moeforge-work.db");
+  tool_expect(&tool, 2);
+  tool_says(&tool, err, "a --store of its own");
+}
+END_TEST
+
 START_TEST(an_interrupt_is_orderly)
 {
   pid_t pid;
@@ -254,6 +275,7 @@ int main(void)
   tcase_add_test(tc, killed_at_random_moments_it_ends_the_same);
   tcase_add_loop_test(tc, bad_kernels_cost_only_themselves, 0, 3);
   tcase_add_test(tc, debug_kernels_are_never_winners);
+  tcase_add_test(tc, what_does_not_serve_is_not_shipped);
   tcase_add_test(tc, an_interrupt_is_orderly);
   tcase_add_test(tc, two_runs_do_not_share_a_store);
   tcase_add_test(tc, package_from_spec_to_file);
