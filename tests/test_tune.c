@@ -188,6 +188,18 @@ START_TEST(debug_kernels_are_never_winners)
 }
 END_TEST
 
+/* tests/gpu/coexist on the package of a test, with the steps that a scripted GPU can play; its launches in graphs write zeros, which must be found. */
+static void expect_coexist(const char *steps, int code, const char *says)
+{
+  char command[8192], text[8192] = "";
+  FILE *f;
+  snprintf(command, sizeof(command), "'%s/gpu/coexist' '%s/p.moeforge' %s 2>&1", tool.libraries, tool.folder, steps);
+  f = popen(command, "r");
+  ck_assert_ptr_nonnull(f);
+  ck_assert_uint_lt(fread(text, 1, sizeof(text) - 1, f), sizeof(text) - 1);
+  ck_assert_msg(WEXITSTATUS(pclose(f)) == code && strstr(text, says) != NULL, "%s: %s", command, text);
+}
+
 /* Winners of a part of the space, or of kernels for a sanitizer, are exported and not shipped. */
 START_TEST(what_does_not_serve_is_not_shipped)
 {
@@ -201,6 +213,9 @@ START_TEST(what_does_not_serve_is_not_shipped)
   ck_assert_int_eq(number("work.db", "SELECT count(*) FROM artifact WHERE instr(cubin, CAST('handoff.cuh' AS BLOB)) > 0"), 1);
   tool_run(&tool, "export tiny -o %s/p.moeforge", tool.folder);
   tool_expect(&tool, 0);
+  expect_coexist("poison pair", 0, "all as alone");
+  expect_coexist("graph", 1, "8 of 8 launches are not as alone");
+  expect_coexist("poison nosuch", 2, "no step \"nosuch\"");
   tool_run(&tool, "show tiny --store %s/nothing.db", tool.folder);
   ck_assert_msg(tool.code != 0 || strstr(tool.out, "-ho2") == NULL, "%s", tool.out);
   tool_run(&tool, TUNE " --line-info --store moeforge-work.db");
@@ -266,7 +281,7 @@ END_TEST
 int main(void)
 {
   Suite *suite = suite_create("tune");
-  TCase *tc = tcase_create("all");
+  TCase *tc = tcase_create("all"), *apart = tcase_create("apart");
   SRunner *runner;
   int failed;
   tcase_add_checked_fixture(tc, begin, end);
@@ -275,12 +290,15 @@ int main(void)
   tcase_add_test(tc, killed_at_random_moments_it_ends_the_same);
   tcase_add_loop_test(tc, bad_kernels_cost_only_themselves, 0, 3);
   tcase_add_test(tc, debug_kernels_are_never_winners);
-  tcase_add_test(tc, what_does_not_serve_is_not_shipped);
   tcase_add_test(tc, an_interrupt_is_orderly);
   tcase_add_test(tc, two_runs_do_not_share_a_store);
   tcase_add_test(tc, package_from_spec_to_file);
   tcase_set_timeout(tc, 300);
   suite_add_tcase(suite, tc);
+  tcase_add_checked_fixture(apart, begin, end);
+  tcase_add_test(apart, what_does_not_serve_is_not_shipped);
+  tcase_set_timeout(apart, 300);
+  suite_add_tcase(suite, apart);
   runner = srunner_create(suite);
   srunner_run_all(runner, CK_NORMAL);
   failed = srunner_ntests_failed(runner);
