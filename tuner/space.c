@@ -247,6 +247,7 @@ enum mf_status space_enumerate_names(const struct mf_problem *problem, const str
   if(rc == MF_OK && list->count == w.first)
     rc = error_set(err, MF_ERR_USAGE, "no schedule is named");
   free(text);
+  free(w.rejected);
   return rc == MF_OK ? MF_OK : error_prefix(err, "--schedule");
 }
 
