@@ -181,7 +181,7 @@ START_TEST(compiles_well)
   art.source = strdup("#include \"tools/floor.cu\"\n");
   ck_assert_msg(closure_collect("templates", art.source, &closure, &err) == MF_OK, "%s", err.text);
   ck_assert_msg(nvrtc_open(&nvrtc, &err) == MF_OK, "%s", err.text);
-  enum mf_status rc = compile_artifact(nvrtc, &closure, "sm_90a", false, &art, &err);
+  enum mf_status rc = compile_artifact(nvrtc, &closure, "sm_90a", COMPILE_PLAIN, &art, &err);
   ck_assert_msg(rc == MF_OK || (rc == MF_ERR_CORRUPT && art.cubin != NULL), "%s", err.text); /* (a log of several kernels may lack lines) */
   for(int i = 0; i < 2; i++) {
     struct artifact used = {0};

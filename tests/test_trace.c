@@ -561,7 +561,7 @@ static void compile_one(const char *template_dir, int which, bool traced, char k
   }
   ck_assert_msg(closure_collect(template_dir, art.source, &closure, &err) == MF_OK, "%s", err.text);
   ck_assert_msg(nvrtc_open(&nvrtc, &err) == MF_OK, "%s", err.text);
-  ck_assert_msg(compile_artifact(nvrtc, &closure, "sm_90a", false, &art, &err) == MF_OK, "%s", err.text);
+  ck_assert_msg(compile_artifact(nvrtc, &closure, "sm_90a", COMPILE_PLAIN, &art, &err) == MF_OK, "%s", err.text);
   ck_assert_int_eq(art.spill_bytes, 0);
   ck_assert_int_eq(art.stack_bytes, 0);
   ck_assert(!art.wgmma_serialised);

@@ -42,7 +42,8 @@ static const char usage_text[] =
     "  --device NAME         auto (default), none, cuda, cuda:N, or a device spec to plan for (h100-pcie); tune: also emu, emu:SPEC,\n"
     "                        which checks the numbers on an emulated GPU (needs a C++ compiler) and predicts the times\n"
     "  --tokens LIST         token counts, e.g. 1-8 or 1,2,4: instead of the spec's\n"
-    "  --schedule LIST       bench: schedules to time beside the winners, comma-separated; fuzz, trace: the one to run (default: the default)\n"
+    "  --schedule LIST       tune: the only schedules to try, comma-separated; bench: those to time beside the winners; fuzz, trace: the one to run\n"
+    "                        (default: the default)\n"
     "  --routing KIND        trace: uniform (default), zipf, dispersed, concentrated\n"
     "  --launches N          trace: how many launches are traced, at most 8\n"
     "  --seeds N             fuzz: how many (default 100)\n"
@@ -50,7 +51,7 @@ static const char usage_text[] =
     "  --effort LEVEL        quick, default, exhaustive\n"
     "  --jobs N              compile workers; fuzz: workers (default: the number of cores)\n"
     "  --check-jobs N        check workers (default: a quarter of the cores, at most 4; emulated: all cores)\n"
-    "  --store FILE          work store (default: moeforge-work.db)\n"
+    "  --store FILE          work store (default: " DEFAULT_STORE_PATH ")\n"
     "  --db FILE             shipped schedules (default: schedules.db)\n"
     "  --templates DIR       kernel templates (default: beside the program, or ./templates)\n"
     "  --gen DIR             where emitted kernels are written (default: gen)\n"
@@ -63,6 +64,8 @@ static const char usage_text[] =
     "  --retime              measure again what earlier runs have measured\n"
     "  --allow-predicted     export: winners that were only predicted\n"
     "  --debug               tune: kernels with the watchdog, checked but not timed\n"
+    "  --line-info           tune: kernels with line information, for compute-sanitizer; not for serving, and into a --store of their own\n"
+    "  --synccheck           tune: the same, with barriers as compute-sanitizer's synccheck wants them\n"
     "  --json                results as JSON\n"
     "  --quiet               no progress\n"
     "\n"
@@ -85,7 +88,7 @@ struct command_line {
 enum option_code {
   OPT_DEVICE = 256, OPT_TOKENS, OPT_EFFORT, OPT_JOBS, OPT_CHECK_JOBS, OPT_STORE, OPT_DB, OPT_TEMPLATES, OPT_GEN, OPT_DEVICES, OPT_TIMEOUT, OPT_RETIME,
   OPT_DEBUG, OPT_JSON, OPT_QUIET, OPT_TP, OPT_TP_RANK, OPT_EP, OPT_EP_RANK, OPT_NAME, OPT_REJECTS, OPT_PREDICTED, OPT_SCHEDULE, OPT_SEEDS, OPT_SEED, OPT_KEY, OPT_SIGNATURE, OPT_BASELINE, OPT_SPEC,
-  OPT_ROUTING, OPT_LAUNCHES
+  OPT_ROUTING, OPT_LAUNCHES, OPT_LINE_INFO, OPT_SYNCCHECK
 };
 
 static const struct option long_options[] = {
@@ -105,7 +108,9 @@ static const struct option long_options[] = {
     {"baseline", required_argument, NULL, OPT_BASELINE}, {"spec", required_argument, NULL, OPT_SPEC},
     {"key", required_argument, NULL, OPT_KEY},          {"signature", required_argument, NULL, OPT_SIGNATURE},
     {"schedule", required_argument, NULL, OPT_SCHEDULE},   {"version", no_argument, NULL, 'V'},
-    {"routing", required_argument, NULL, OPT_ROUTING},  {"launches", required_argument, NULL, OPT_LAUNCHES},         {NULL, 0, NULL, 0},
+    {"routing", required_argument, NULL, OPT_ROUTING},  {"launches", required_argument, NULL, OPT_LAUNCHES},
+    {"line-info", no_argument, NULL, OPT_LINE_INFO},    {"synccheck", no_argument, NULL, OPT_SYNCCHECK},
+    {NULL, 0, NULL, 0},
 };
 
 static bool is_there(const char *path)
@@ -148,7 +153,7 @@ static void default_options(struct command_line *cl)
   if(opt->cxx == NULL || opt->cxx[0] == '\0')
     opt->cxx = "c++";
   opt->gen_dir = "gen";
-  opt->store_path = "moeforge-work.db";
+  opt->store_path = DEFAULT_STORE_PATH;
   opt->shipped_path = "schedules.db";
   opt->device = "auto";
   opt->effort = EFFORT_DEFAULT;
@@ -215,7 +220,9 @@ static enum mf_status take_option(struct command_line *cl, int code, const char 
     case OPT_ROUTING: return parse_routing(value, &opt->routing, err);
     case OPT_LAUNCHES: return parse_int("launches", value, 1, 8, &opt->launches, err);
     case OPT_RETIME: opt->retime = true; return MF_OK;
-    case OPT_DEBUG: opt->debug = true; return MF_OK;
+    case OPT_DEBUG: opt->build = COMPILE_DEBUG; return MF_OK;
+    case OPT_LINE_INFO: opt->build = COMPILE_LINE_INFO; return MF_OK;
+    case OPT_SYNCCHECK: opt->build = COMPILE_SYNCCHECK; return MF_OK;
     case OPT_JSON: opt->json = true; return MF_OK;
     case OPT_QUIET: opt->quiet = true; return MF_OK;
     case OPT_TP: return parse_int("tp", value, 1, 64, &cl->tp, err);

@@ -221,6 +221,39 @@ enum mf_status space_enumerate_counts(const struct mf_problem *problem, const st
   return rc;
 }
 
+static enum mf_status consider_named(struct walk *w, const char *name, const int *tokens, int ntokens)
+{
+  struct schedule sched;
+  struct verdict why = {.detail = "no token count is asked for"};
+  bool wanted = false;
+  enum mf_status rc = schedule_parse(name, &sched, w->err);
+  if(rc != MF_OK)
+    return rc;
+  for(int i = 0; i < ntokens && !wanted; i++)
+    wanted = sched.family->serves(w->problem, tokens[i], w->dev, &why) == MF_OK;
+  if(!wanted)
+    return error_set(w->err, MF_ERR_UNSUPPORTED, "schedule %s: %s", name, why.detail);
+  rc = limits_before_compile(w->problem, &sched, w->dev, &why);
+  if(rc != MF_OK)
+    return error_set(w->err, rc, "schedule %s: rule %s: %s", name, why.rule != NULL ? why.rule : "none", why.detail);
+  return consider(w, &sched, false);
+}
+
+enum mf_status space_enumerate_names(const struct mf_problem *problem, const struct device_info *dev, const int *tokens, int ntokens, const char *names,
+                                     struct candidate_list *list, struct error *err)
+{
+  struct walk w = {.problem = problem, .dev = dev, .list = list, .err = err, .first = list->count};
+  char *text = strdup(names), *rest = text, *name;
+  enum mf_status rc = text != NULL ? MF_OK : error_set(err, MF_ERR_NOMEM, "out of memory");
+  while(rc == MF_OK && (name = strsep(&rest, ",")) != NULL)
+    rc = name[0] != '\0' ? consider_named(&w, name, tokens, ntokens) : MF_OK;
+  if(rc == MF_OK && list->count == w.first)
+    rc = error_set(err, MF_ERR_USAGE, "no schedule is named");
+  free(text);
+  free(w.rejected);
+  return rc == MF_OK ? MF_OK : error_prefix(err, "--schedule");
+}
+
 void candidate_list_free(struct candidate_list *list)
 {
   free(list->items);

@@ -337,7 +337,8 @@ enum mf_status store_get_candidate(struct store *st, int64_t candidate_id, struc
 enum mf_status store_find_candidate(struct store *st, int64_t shape_id, int64_t device_id, const char *schedule_name, int64_t *id, struct error *err)
 {
   const enum mf_status rc = store_find(st, SQL_NAMED_CANDIDATE, id, err, "llt", shape_id, device_id, schedule_name);
-  return rc == MF_ERR_NOT_FOUND ? error_set(err, rc, "%s: has no candidate %s for this shape and device", st->path, schedule_name) : rc;
+  return rc == MF_ERR_NOT_FOUND ? error_set(err, rc, "%s: has no candidate %s for this shape and device (`moeforge tune --schedule %s` adds it to a store of its own)",
+                                          st->path, schedule_name, schedule_name) : rc;
 }
 
 enum mf_status store_put_reject(struct store *st, int64_t run_id, int64_t shape_id, int64_t device_id, const char *schedule_name,
