@@ -277,7 +277,8 @@ static void check_model_file(const char *path, const char *stem)
   ck_assert_msg(spec.source[0] != '\0', "%s has no source", path);
   ck_assert_int_eq(problem_validate(&spec.problem, &err), MF_OK);
   check_round_trip(&spec);
-  check_limits(&spec);
+  if(strcmp(stem, "tiny") != 0) /* no model */
+    check_limits(&spec);
 }
 
 static void check_device_file(const char *path, const char *stem)
