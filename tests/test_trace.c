@@ -603,6 +603,7 @@ static const struct {
     {"trace", 2, "expected one shape or spec file"},
     {"trace specs/models/tiny.yaml --device emu --tokens 1,2", 2, "one token count"},
     {"trace specs/models/tiny.yaml --device emu --routing sideways", 2, "expected uniform, zipf"},
+    {"trace specs/models/tiny.yaml --device emu --routing uniform,zipf", 2, "expected one routing, got 2"},
     {"trace specs/models/tiny.yaml --device emu --launches 9", 2, "from 1 to 8"},
     {"trace specs/models/tiny.yaml --device emu --schedule stream/nonsense", 2, "moeforge: --schedule: schedule \"stream/nonsense\": expected \"ring<number>\""},
     {"trace specs/models/tiny.yaml --device emu --schedule stream/ring4-ld4-la4-fl6-fd2-st0-rk1", 4, "rule flight"},

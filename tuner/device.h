@@ -72,15 +72,12 @@ struct device_ops {
   enum mf_status (*run_case)(struct device *dev, struct device_kernel *kernel, const struct test_case *tc, int layer, int replays, int timeout_ms,
                              struct device_output *out, struct error *err);
   /* Prepares timing of 'count' kernels under one profile: a graph of at least 'launches' launches for each, over all layers, other routing in each
-   * launch; and one of the floor kernel for the same experts. Ends a profile that was open. MF_REJECTED if the weights would not be cold. */
+   * launch; and one of each floor kernel for the same experts. Ends a profile that was open. MF_REJECTED if the weights would not be cold. */
   enum mf_status (*open_profile)(struct device *dev, struct device_kernel *const *kernels, int count, int tokens, enum routing_kind routing, uint32_t seed,
                                  int launches, struct error *err);
-  /* One interleaved round in a rotated order: us[i] per launch for each kernel with run[i] true (NAN for the others), *floor_us, and active experts
-   * (mean). */
-  enum mf_status (*time_round)(struct device *dev, const bool *run, int round, double *us, double *floor_us, double *active, struct error *err);
-  /* Microseconds per launch of the two floor kernels alone, for the open profile: long copies of bytes, and the layout as the profile's first kernel reads it
-   * (NAN if that is not known). */
-  enum mf_status (*time_floors)(struct device *dev, double us[2], struct error *err);
+  /* One interleaved round in a rotated order: us[i] per launch for each kernel with run[i] true (NAN for the others), those of the two floor kernels, and
+   * active experts (mean). */
+  enum mf_status (*time_round)(struct device *dev, const bool *run, int round, double *us, struct floor_times *floors, double *active, struct error *err);
   /* Runs a kernel that leaves a trace in its workspace: 'area' receives what->bytes. Ends an open profile. MF_ERR_CHECK if an output element was never
    * written. */
   enum mf_status (*trace)(struct device *dev, struct device_kernel *kernel, const struct device_trace *what, void *area, struct error *err);

@@ -454,6 +454,5 @@ const struct device_ops device_cuda = {
     .run_case = cuda_run_case,
     .open_profile = cuda_open_profile,
     .time_round = cuda_time_round,
-    .time_floors = cuda_time_floors,
     .trace = cuda_trace,
 };

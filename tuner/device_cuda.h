@@ -86,8 +86,7 @@ enum mf_status cuda_run_case(struct device *dev, struct device_kernel *kernel, c
                              struct device_output *out, struct error *err);
 enum mf_status cuda_open_profile(struct device *dev, struct device_kernel *const *kernels, int count, int tokens, enum routing_kind routing, uint32_t seed,
                                  int launches, struct error *err);
-enum mf_status cuda_time_round(struct device *dev, const bool *run, int round, double *us, double *floor_us, double *active, struct error *err);
-enum mf_status cuda_time_floors(struct device *dev, double us[2], struct error *err);
+enum mf_status cuda_time_round(struct device *dev, const bool *run, int round, double *us, struct floor_times *floors, double *active, struct error *err);
 enum mf_status cuda_trace(struct device *dev, struct device_kernel *kernel, const struct device_trace *what, void *area, struct error *err);
 
 /* ---- device_cuda_floor.c ---- */

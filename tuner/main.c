@@ -41,10 +41,10 @@ static const char usage_text[] =
     "  -o FILE               output\n"
     "  --device NAME         auto (default), none, cuda, cuda:N, or a device spec to plan for (h100-pcie); tune: also emu, emu:SPEC,\n"
     "                        which checks the numbers on an emulated GPU (needs a C++ compiler) and predicts the times\n"
-    "  --tokens LIST         token counts, e.g. 1-8 or 1,2,4: instead of the spec's\n"
+    "  --tokens LIST         token counts, e.g. 1-8 or 1,2,4: instead of the spec's; bench: instead of all that winners serve\n"
     "  --schedule LIST       tune: the only schedules to try, comma-separated; bench: those to time beside the winners; fuzz, trace: the one to run\n"
     "                        (default: the default)\n"
-    "  --routing KIND        trace: uniform (default), zipf, dispersed, concentrated\n"
+    "  --routing LIST        uniform, zipf, dispersed, concentrated: bench: those to time (default: all four); trace: one (default: uniform)\n"
     "  --launches N          trace: how many launches are traced, at most 8\n"
     "  --seeds N             fuzz: how many (default 100)\n"
     "  --seed N              fuzz: the first (default 1); trace: of the inputs\n"
@@ -186,12 +186,18 @@ static enum mf_status parse_both(const char *option, const char *text, int high,
   return rc;
 }
 
-static enum mf_status parse_routing(const char *text, enum routing_kind *out, struct error *err)
+static enum mf_status parse_routings(const char *list, struct options *opt, struct error *err)
 {
-  *out = routing_from_name(text);
-  if(*out != ROUTING_KINDS)
-    return MF_OK;
-  return error_set(err, MF_ERR_USAGE, "--routing: expected uniform, zipf, dispersed or concentrated, got \"%s\"", text);
+  char text[128], *rest = text, *name;
+  snprintf(text, sizeof(text), "%s", list);
+  opt->nroutings = 0;
+  while((name = strsep(&rest, ",")) != NULL) {
+    const enum routing_kind kind = routing_from_name(name);
+    if(kind == ROUTING_KINDS || opt->nroutings == ROUTING_KINDS)
+      return error_set(err, MF_ERR_USAGE, "--routing: expected uniform, zipf, dispersed or concentrated, got \"%s\"", list);
+    opt->routings[opt->nroutings++] = kind;
+  }
+  return MF_OK;
 }
 
 static enum mf_status take_option(struct command_line *cl, int code, const char *value, struct error *err)
@@ -217,7 +223,7 @@ static enum mf_status take_option(struct command_line *cl, int code, const char 
     case OPT_TIMEOUT: return parse_both("timeout-ms", value, 600000, &opt->timeout_ms, &opt->emulation_timeout_ms, err);
     case OPT_SEEDS: return parse_int("seeds", value, 1, 1000000, &opt->seeds, err);
     case OPT_SEED: return parse_int("seed", value, 0, INT_MAX - 1000000, &opt->first_seed, err);
-    case OPT_ROUTING: return parse_routing(value, &opt->routing, err);
+    case OPT_ROUTING: return parse_routings(value, opt, err);
     case OPT_LAUNCHES: return parse_int("launches", value, 1, 8, &opt->launches, err);
     case OPT_RETIME: opt->retime = true; return MF_OK;
     case OPT_DEBUG: opt->build = COMPILE_DEBUG; return MF_OK;

@@ -31,7 +31,8 @@ struct options {
   int check_jobs;            /* concurrent check workers */
   int emulation_jobs;        /* the same on the emulated device */
   int seeds, first_seed;     /* fuzz; trace: the seed of the inputs */
-  enum routing_kind routing; /* trace */
+  enum routing_kind routings[ROUTING_KINDS]; /* --routing: bench: those to time; trace: the first */
+  int nroutings;             /* 0: not given */
   int launches;              /* trace: how many, 0: as many as is usual on the device */
   bool json;
   bool quiet;                /* no progress */

@@ -48,7 +48,8 @@ static void describe_winners(const struct tuner *t, const struct job *job, struc
     w->device_id = t->device_id;
     w->driver_version = t->target.dev.driver_version;
     w->nvrtc_version = t->nvrtc_version;
-    w->floor_us = fmin(w->floor_us, select_floor_us(&job->spec, w->tokens_timed, &t->target.dev)); /* the stricter of measured and formula */
+    w->floor_us = fmin(w->floor_us, select_floor_us(&job->spec, w->tokens_timed, &t->target.dev)); /* the strictest of measured and formula */
+    w->floor_us = fmin(w->floor_us, w->floors.tensor_us); /* NAN loses */
   }
 }
 

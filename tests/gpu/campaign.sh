@@ -7,11 +7,11 @@
 #   acceptance   tests/gpu/acceptance.sh: cold and warm run, ten kills, export, verify                    240 s
 #   agreement    GPU against emulated device, stage by stage, on the shapes of the paper (needs c++)      300 s
 #   tune         every spec of SPECS (default: all), into OUT/schedules.db                                600 s
-#   bench        the table of docs/performance.md, from OUT/work.db                                       300 s
-#   handoff      the ways of fetching h side by side, Qwen3.5-35B and DeepSeek, tuned into a store of their own                240 s
+#   bench        OUT/bench.json, of which bench/performance.py makes the pages, from OUT/work.db          300 s
+#   handoff      both ways of fetching h side by side, Qwen3.5-35B and DeepSeek, tuned into a store of their own               240 s
 #   trace        timelines, one token and eight, uniform and concentrated                                 120 s
 #   coexist      tests/gpu/coexist: a small shape beside other work, both kernel families                 400 s
-#   batch        the family of 9 to 32 tokens: as many as the shape has room for, into OUT/schedules.db, and its table      400 s
+#   batch        the family of 9 to 32 tokens: as many as the shape has room for, into OUT/schedules.db, and OUT/bench-batch.json      400 s
 #   sanitize     tests/gpu/sanitize.sh                                                                    3000 s
 #
 # One line per step: ok or FAILED, seconds, the last line of its log. A step that runs out of time fails; the next one runs. Exits 1 if any failed.
@@ -40,15 +40,15 @@ step_tune() {
   [ -e "$out/schedules.db" ] || cp schedules.db "$out/schedules.db"
   "$moeforge" tune $specs $store --gen "$out/gen"
 }
-step_bench() { "$moeforge" bench $paper $store; }
-# The schedule $2 of the shape $1 in its three forms. Whatever the other steps tuned: a store of its own has them, which `bench` then times side by side.
-three_forms() {
+step_bench() { "$moeforge" bench $paper --json $store >"$out/bench.json"; }
+# The schedule $2 of the shape $1 in both forms. Whatever the other steps tuned: a store of its own has them, which `bench` then times side by side.
+both_forms() {
   own="--store $out/handoff.db --db $out/handoff-shipped.db"
-  forms=$2-ho0,$2-ho1,$2-ho2
+  forms=$2-ho0,$2-ho1
   "$moeforge" tune "specs/models/$1.yaml" $own --gen "$out/gen" --tokens 1-8 --schedule "$forms" && "$moeforge" bench "$1" $own --schedule "$forms"
 }
 step_handoff() { # the default of eight tokens; ring as deep as the shape allows
-  three_forms qwen3.5-35b-a3b stream/ring10-ld4-la4-fl4-fd4-st0-rk1 && three_forms deepseek-v3.1-tp8 stream/ring8-ld4-la2-fl4-fd4-st0-rk1
+  both_forms qwen3.5-35b-a3b stream/ring10-ld4-la4-fl4-fd4-st0-rk1 && both_forms deepseek-v3.1-tp8 stream/ring8-ld4-la2-fl4-fd4-st0-rk1
 }
 step_trace() {
   bad=0
@@ -69,7 +69,7 @@ step_batch() { # with the watchdog first: a hang then costs milliseconds and is 
   timeout 60 "$moeforge" tune specs/models/qwen3.5-35b-a3b.yaml --debug --effort quick --tokens 16,32 --store "$out/debug.db" --db "$out/debug-shipped.db" --gen "$out/gen" &&
     "$moeforge" tune specs/models/qwen3.5-35b-a3b.yaml --tokens 1-8,16,24,32 $store --gen "$out/gen" &&
     "$moeforge" tune specs/models/deepseek-v3.1-tp8.yaml --tokens 1-8,12,16 $store --gen "$out/gen" &&
-    "$moeforge" bench qwen3.5-35b-a3b deepseek-v3.1-tp8 $store
+    "$moeforge" bench qwen3.5-35b-a3b deepseek-v3.1-tp8 --tokens 9-32 --json $store >"$out/bench-batch.json"
 }
 step_sanitize() { MOEFORGE=$moeforge LOGS=$out/sanitize tests/gpu/sanitize.sh; }
 
