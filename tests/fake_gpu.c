@@ -6,7 +6,7 @@
  *
  * FAKEGPU_WRONG=<schedule value of flight>: kernels launched with that many stages in flight return one wrong element; FAKEGPU_HANG=<value>: they
  * hang; FAKEGPU_CRASH=<value>: the process is killed by SIGSEGV. FAKEGPU_SLEEP_US=<us>: each graph launch lasts that long, so that a test has
- * time to kill the tuner. FAKEGPU_TRACE=1: kernels leave the record of a traced build, of a clock of 2 GHz on which launches begin every 10 us. */
+ * time to kill the tuner. FAKEGPU_EARLY=1: launches in graphs that may begin early write ones. FAKEGPU_TRACE=1: kernels leave the record of a traced build, of a clock of 2 GHz on which launches begin every 10 us. */
 #include "fake_libcuda.h"
 
 #include <math.h>
@@ -21,6 +21,7 @@
 #include "reference.h"
 #include "stream/params.h"
 #include "stream/trace.h"
+#include "tools/router_params.h"
 
 extern fakecuda_on_launch_fn fakecuda_on_launch;
 extern fakecuda_hang_fn fakecuda_hang;
@@ -313,7 +314,11 @@ static void run_kernel(void *context, const struct fakecuda_launch *l)
     struct mf_stream_params a;
     memcpy(&a, l->params[0], sizeof(a));
     for(int t = 0; t < a.tokens; t++)
-      memset((uint16_t *)a.out + (size_t)t * (size_t)a.out_pitch, 0, (size_t)tiny_problem().hidden * 2);
+      memset((uint16_t *)a.out + (size_t)t * (size_t)a.out_pitch, l->pdl && env_number("FAKEGPU_EARLY") > 0, (size_t)tiny_problem().hidden * 2);
+  } else if(strcmp(l->kernel, "mf_router") == 0) {
+    struct mf_router_params a;
+    memcpy(&a, l->params[0], sizeof(a));
+    memcpy(a.to, a.from, 16 * (size_t)a.words);
   } else if(strcmp(l->kernel, "mf_floor") == 0 && env_number("FAKEGPU_SLEEP_US") > 0) {
     usleep((useconds_t)env_number("FAKEGPU_SLEEP_US"));
   }

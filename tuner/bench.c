@@ -1,29 +1,16 @@
 /* bench.c - the command `bench`: times the winners again, on routing seeds that tuning never saw, and prints the table of docs/performance.md.
  *
- * For each token count and routing input the winner and the schedules that --schedule names run interleaved with the floor kernel in one profile; what is printed are medians over the rounds of this one run. Nothing is stored. */
-#include <jansson.h>
+ * For each token count and routing input the winner and the schedules that --schedule names run interleaved with the floor kernel in one profile; what is printed are medians over the rounds of this one run. Nothing is stored.
+ * With --behind: bench_behind.c. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench.h"
 #include "compile.h"
 #include "report.h"
 #include "timing.h"
-#include "tune.h"
-
-#define BENCH_ROUNDS 15
-#define BENCH_LAUNCHES 48
-#define BENCH_SEED 9000u /* tuning's seeds are small numbers: timing.h */
-#define BENCH_MAX_KERNELS 32
-
-/* One shape's winners and what else is timed beside them. */
-struct bench_shape {
-  const char *name;
-  int64_t device_id, shape_id;
-  struct winner winners[MAX_TOKEN_COUNTS];
-  int nwinners;
-};
 
 struct bench_kernel {
   char schedule[NAME_MAX_LEN * 2];
@@ -210,7 +197,7 @@ static enum mf_status bench_shape(struct tuner *t, const char *name, json_t *row
     rc = tune_start_timing(t, &spec, shape.winners[0].tokens_min, shape.winners[shape.nwinners - 1].tokens_max, &client, err);
   shape.shape_id = shape.winners[0].shape_id;
   if(rc == MF_OK)
-    rc = bench_winners(t, client, &spec, &shape, wanted, rows, err);
+    rc = t->opt->behind ? bench_behind(t, client, &spec, &shape, wanted, rows, err) : bench_winners(t, client, &spec, &shape, wanted, rows, err);
   device_client_stop(client);
   return rc;
 }
@@ -230,7 +217,7 @@ enum mf_status bench_command(const struct options *opt, const char *const *shape
     rc = store_find_device(t.store, &t.target.dev, &t.device_id, err);
   if(rc == MF_OK)
     rc = device_tools_build(opt->program, opt->template_dir, compile_arch(t.target.dev.cc_major, t.target.dev.cc_minor), &t.tools, err);
-  if(rc == MF_OK && rows == NULL)
+  if(rc == MF_OK && rows == NULL && !opt->behind)
     printf("| shape | routing | tokens | experts | us | 95 %% of median | floor kernel | tensor floor | floor | x floor | schedule |\n|---|---|---|---|---|---|---|---|---|---|---|\n");
   for(int i = 0; i < count && rc == MF_OK; i++)
     rc = bench_shape(&t, shape_names[i], rows, err);

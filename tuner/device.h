@@ -51,6 +51,14 @@ struct device_trace {
   int timeout_ms;        /* of all launches together */
 };
 
+/* How a launch follows the kernel ahead of it, a stand-in for a router (templates/tools/router.cu). */
+enum behind_kind {
+  BEHIND_PLAIN, /* each kernel begins when the one ahead of it has ended */
+  BEHIND_EDGE,  /* the launch may begin when the router lets it: programmatic dependent launch */
+  BEHIND_CHAIN, /* and the router when the launch ahead of it lets it */
+  BEHIND_KINDS
+};
+
 struct device_ops {
   const char *name; /* "cuda", "emu" */
   /* Only of the emulated device, else NULL: the interleavings of the cases that are run from here on follow from 'seed', the case and the launch. */
@@ -81,6 +89,13 @@ struct device_ops {
   /* Microseconds per launch of the two floor kernels alone, for the open profile: long copies of bytes, and the layout as the profile's first kernel reads it
    * (NAN if that is not known). */
   enum mf_status (*time_floors)(struct device *dev, double us[2], struct error *err);
+  /* Makes graphs for the open profile in which each launch comes behind a router, the kernel in the module 'router', which writes its x and logits: for
+   * every kernel BEHIND_PLAIN, and for those whose recipe has MF_RECIPE_PDL the other kinds as well. Of these, what the driver refuses is left
+   * out; *refused says why (MF_OK: nothing was). MF_ERR_CHECK: some output differs from what the first kernel writes behind a plain edge. */
+  enum mf_status (*open_behind)(struct device *dev, const void *router, size_t bytes, struct error *refused, struct error *err);
+  /* One interleaved round: us[kernel * BEHIND_KINDS + kind] per router and launch, and behind the last kernel's those of the router alone, one behind
+   * the other. NAN: there is no such graph. */
+  enum mf_status (*time_behind)(struct device *dev, int round, double *us, struct error *err);
   /* Runs a kernel that leaves a trace in its workspace: 'area' receives what->bytes. Ends an open profile. MF_ERR_CHECK if an output element was never
    * written. */
   enum mf_status (*trace)(struct device *dev, struct device_kernel *kernel, const struct device_trace *what, void *area, struct error *err);

@@ -138,7 +138,7 @@ static enum mf_status ask_once(const char *program, const char *doing, struct fr
   return rc == MF_ERR_WORKER || rc == MF_ERR_TIMEOUT ? error_prefix(err, "%s", doing) : rc;
 }
 
-static enum mf_status build_tool(const char *program, const char *template_dir, const char *arch, const char *name, const void **cubin, size_t *bytes,
+enum mf_status device_tool_build(const char *program, const char *template_dir, const char *arch, const char *name, const void **cubin, size_t *bytes,
                                  struct error *err)
 {
   struct frame req = request_new("tool"), reply;
@@ -164,9 +164,9 @@ enum mf_status device_tools_build(const char *program, const char *template_dir,
   memset(out, 0, sizeof(*out));
   if(arch == NULL)
     return error_set(err, MF_ERR_NO_DEVICE, "the GPU's architecture is none that the kernels run on (compute capability 9.0)");
-  rc = build_tool(program, template_dir, arch, "datagen", &out->tools.datagen, &out->tools.datagen_bytes, err);
+  rc = device_tool_build(program, template_dir, arch, "datagen", &out->tools.datagen, &out->tools.datagen_bytes, err);
   if(rc == MF_OK)
-    rc = build_tool(program, template_dir, arch, "floor", &out->tools.floor, &out->tools.floor_bytes, err);
+    rc = device_tool_build(program, template_dir, arch, "floor", &out->tools.floor, &out->tools.floor_bytes, err);
   if(rc != MF_OK)
     device_tool_set_free(out);
   return rc;
@@ -432,6 +432,41 @@ enum mf_status device_client_floors(struct device_client *client, double us[2], 
   us[1] = wire_read_number(json_object_get(reply.head, "tensor_us"));
   frame_free(&reply);
   return MF_OK;
+}
+
+enum mf_status device_client_open_behind(struct device_client *client, const void *router, size_t bytes, struct error *refused, struct error *err)
+{
+  struct frame req = request_new("behind"), reply;
+  const char *text;
+  enum mf_status rc;
+  request_blob(&req, 0, router, bytes);
+  *refused = (struct error){MF_OK, ""};
+  rc = transact(client, &req, ROUND_LIMIT_MS, &reply, NULL, NULL, err);
+  if(rc != MF_OK)
+    return rc;
+  text = json_string_value(json_object_get(reply.head, "refused"));
+  if(text != NULL)
+    error_set(refused, MF_ERR_DEVICE, "%s", text);
+  frame_free(&reply);
+  return MF_OK;
+}
+
+enum mf_status device_client_behind(struct device_client *client, int round, double *us, struct error *err)
+{
+  struct frame req = request_new("behind_round"), reply;
+  const json_t *times;
+  enum mf_status rc;
+  json_object_set_new(req.head, "round", json_integer(round));
+  rc = transact(client, &req, ROUND_LIMIT_MS, &reply, NULL, NULL, err);
+  if(rc != MF_OK)
+    return rc;
+  times = json_object_get(reply.head, "us");
+  if(json_array_size(times) != (size_t)(client->profile_kernels + 1) * BEHIND_KINDS)
+    rc = bad_reply(client, "time for each kind of launch", err);
+  for(size_t i = 0; rc == MF_OK && i < json_array_size(times); i++)
+    us[i] = wire_read_number(json_array_get(times, i));
+  frame_free(&reply);
+  return rc;
 }
 
 /* ---- trace ---- */

@@ -24,6 +24,8 @@
  *   {"op":"profile","kernels":[handle],"tokens","routing","seed","launches"} -> {}
  *   {"op":"round","round","run":[bool]}                  -> {"us":[n],"floor_us","active"}
  *   {"op":"floors"}                                      -> {"bytes_us","tensor_us"}
+ *   {"op":"behind"} + router cubin                       -> {["refused":"..."]}
+ *   {"op":"behind_round","round"}                        -> {"us":[n]}
  *   {"op":"trace","kernel"} + struct device_trace       -> {} + the part of the workspace
  * A reply has "ok":true; a failure is {"ok":false,"status":n,"text":"..."}. */
 #ifndef MOEFORGE_TUNER_DEVICE_CLIENT_H
@@ -46,6 +48,9 @@ struct device_tool_set {
 /* Compiles templates/tools/{datagen,floor}.cu for 'arch' (compile_arch) in a child. */
 enum mf_status device_tools_build(const char *program, const char *template_dir, const char *arch, struct device_tool_set *out, struct error *err);
 void device_tool_set_free(struct device_tool_set *set);
+/* One of them, templates/tools/<name>.cu; the caller frees *cubin. */
+enum mf_status device_tool_build(const char *program, const char *template_dir, const char *arch, const char *name, const void **cubin, size_t *bytes,
+                                 struct error *err);
 
 /* ---- one device ---- */
 /* Asks a child. At most DEVICES_MAX devices. */
@@ -99,6 +104,10 @@ enum mf_status device_client_round(struct device_client *client, const bool *run
 
 /* As in device_ops.time_floors. */
 enum mf_status device_client_floors(struct device_client *client, double us[2], struct error *err);
+
+/* As in device_ops: (kernels of the profile + 1) * BEHIND_KINDS times. */
+enum mf_status device_client_open_behind(struct device_client *client, const void *router, size_t bytes, struct error *refused, struct error *err);
+enum mf_status device_client_behind(struct device_client *client, int round, double *us, struct error *err);
 
 /* As in device_ops; the caller frees *area, what->bytes long. */
 enum mf_status device_client_trace(struct device_client *client, int kernel, const struct device_trace *what, void **area, struct error *err);

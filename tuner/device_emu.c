@@ -295,6 +295,18 @@ static enum mf_status emu_time_floors(struct device *dev, double us[2], struct e
   return error_set(err, MF_ERR_UNSUPPORTED, "the emulated device has no times: they need a GPU");
 }
 
+static enum mf_status emu_open_behind(struct device *dev, const void *router, size_t bytes, struct error *refused, struct error *err)
+{
+  (void)dev, (void)router, (void)bytes, (void)refused;
+  return error_set(err, MF_ERR_UNSUPPORTED, "the emulated device has no times: they need a GPU");
+}
+
+static enum mf_status emu_time_behind(struct device *dev, int round, double *us, struct error *err)
+{
+  (void)dev, (void)round, (void)us;
+  return error_set(err, MF_ERR_UNSUPPORTED, "the emulated device has no times: they need a GPU");
+}
+
 static enum mf_status emu_trace(struct device *dev, struct device_kernel *kernel, const struct device_trace *what, void *area, struct error *err)
 {
   const struct test_case first = device_profile_case(what->tokens, what->routing, what->seed, 0);
@@ -317,5 +329,7 @@ const struct device_ops device_emu = {
     .open_profile = emu_open_profile,
     .time_round = emu_time_round,
     .time_floors = emu_time_floors,
+    .open_behind = emu_open_behind,
+    .time_behind = emu_time_behind,
     .trace = emu_trace,
 };

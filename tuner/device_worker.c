@@ -287,6 +287,36 @@ static enum mf_status do_floors(struct child *c, const struct frame *req, struct
   return rc;
 }
 
+static enum mf_status do_behind(struct child *c, const struct frame *req, struct frame *reply, struct error *err)
+{
+  struct error refused = {MF_OK, ""};
+  enum mf_status rc = need_device(c, err);
+  if(rc == MF_OK)
+    rc = c->ops->open_behind(c->dev, req->blob[0], req->blob_bytes[0], &refused, err);
+  if(refused.status != MF_OK)
+    json_object_set_new(reply->head, "refused", json_string(refused.text));
+  return rc;
+}
+
+static enum mf_status do_behind_round(struct child *c, const struct frame *req, struct frame *reply, struct error *err)
+{
+  const int count = (c->profile_kernels + 1) * BEHIND_KINDS;
+  double *us = calloc((size_t)count, sizeof(*us));
+  json_t *times;
+  int round = 0;
+  enum mf_status rc = us != NULL ? need_device(c, err) : error_set(err, MF_ERR_NOMEM, "out of memory");
+  if(rc == MF_OK)
+    rc = request_int(req, "round", 0, 1 << 30, &round, err);
+  if(rc == MF_OK)
+    rc = c->ops->time_behind(c->dev, round, us, err);
+  times = json_array();
+  for(int i = 0; i < count && rc == MF_OK; i++)
+    json_array_append_new(times, wire_number(us[i]));
+  json_object_set_new(reply->head, "us", times);
+  free(us);
+  return rc;
+}
+
 /* ---- trace ---- */
 static enum mf_status do_trace(struct child *c, const struct frame *req, struct frame *reply, struct error *err)
 {
@@ -314,7 +344,7 @@ static const struct {
 } requests[] = {
     {"probe", answer_probe}, {"doctor", answer_doctor}, {"tool", answer_tool},   {"reference", answer_reference}, {"open", do_open},   {"problem", do_problem},
     {"kernel", do_kernel}, {"unload", do_unload}, {"check", do_check}, {"lock", do_lock},         {"profile", do_profile}, {"round", do_round},
-    {"floors", do_floors}, {"trace", do_trace},
+    {"floors", do_floors}, {"behind", do_behind}, {"behind_round", do_behind_round}, {"trace", do_trace},
 };
 
 static enum mf_status answer(struct child *c, const struct frame *req, struct frame *reply, struct error *err)

@@ -43,6 +43,7 @@ static const char usage_text[] =
     "                        which checks the numbers on an emulated GPU (needs a C++ compiler) and predicts the times\n"
     "  --tokens LIST         token counts, e.g. 1-8 or 1,2,4: instead of the spec's\n"
     "  --schedule LIST       bench: schedules to time beside the winners, comma-separated; fuzz, trace: the one to run (default: the default)\n"
+    "  --behind              bench: behind another kernel, with and without programmatic dependent launch\n"
     "  --routing KIND        trace: uniform (default), zipf, dispersed, concentrated\n"
     "  --launches N          trace: how many launches are traced, at most 8\n"
     "  --seeds N             fuzz: how many (default 100)\n"
@@ -85,7 +86,7 @@ struct command_line {
 enum option_code {
   OPT_DEVICE = 256, OPT_TOKENS, OPT_EFFORT, OPT_JOBS, OPT_CHECK_JOBS, OPT_STORE, OPT_DB, OPT_TEMPLATES, OPT_GEN, OPT_DEVICES, OPT_TIMEOUT, OPT_RETIME,
   OPT_DEBUG, OPT_JSON, OPT_QUIET, OPT_TP, OPT_TP_RANK, OPT_EP, OPT_EP_RANK, OPT_NAME, OPT_REJECTS, OPT_PREDICTED, OPT_SCHEDULE, OPT_SEEDS, OPT_SEED, OPT_KEY, OPT_SIGNATURE, OPT_BASELINE, OPT_SPEC,
-  OPT_ROUTING, OPT_LAUNCHES
+  OPT_ROUTING, OPT_LAUNCHES, OPT_BEHIND
 };
 
 static const struct option long_options[] = {
@@ -105,7 +106,8 @@ static const struct option long_options[] = {
     {"baseline", required_argument, NULL, OPT_BASELINE}, {"spec", required_argument, NULL, OPT_SPEC},
     {"key", required_argument, NULL, OPT_KEY},          {"signature", required_argument, NULL, OPT_SIGNATURE},
     {"schedule", required_argument, NULL, OPT_SCHEDULE},   {"version", no_argument, NULL, 'V'},
-    {"routing", required_argument, NULL, OPT_ROUTING},  {"launches", required_argument, NULL, OPT_LAUNCHES},         {NULL, 0, NULL, 0},
+    {"routing", required_argument, NULL, OPT_ROUTING},  {"launches", required_argument, NULL, OPT_LAUNCHES},
+    {"behind", no_argument, NULL, OPT_BEHIND},          {NULL, 0, NULL, 0},
 };
 
 static bool is_there(const char *path)
@@ -214,6 +216,7 @@ static enum mf_status take_option(struct command_line *cl, int code, const char 
     case OPT_SEED: return parse_int("seed", value, 0, INT_MAX - 1000000, &opt->first_seed, err);
     case OPT_ROUTING: return parse_routing(value, &opt->routing, err);
     case OPT_LAUNCHES: return parse_int("launches", value, 1, 8, &opt->launches, err);
+    case OPT_BEHIND: opt->behind = true; return MF_OK;
     case OPT_RETIME: opt->retime = true; return MF_OK;
     case OPT_DEBUG: opt->debug = true; return MF_OK;
     case OPT_JSON: opt->json = true; return MF_OK;
