@@ -221,15 +221,17 @@ enum mf_status cuda_open_behind(struct device *dev, const void *router, size_t b
     return error_set(err, MF_ERR_USAGE, "open_behind: expected an open profile and a router");
   cuda_close_behind(dev);
   rc = load_router(dev, router, err);
-  if(rc == MF_OK) {
-    pf->behind.graphs = calloc((size_t)(pf->count + 1) * BEHIND_KINDS, sizeof(CUgraphExec));
-    want = malloc((size_t)pf->launches * pf->out_bytes);
-    got = malloc((size_t)pf->launches * pf->out_bytes);
-    if(pf->behind.graphs == NULL || want == NULL || got == NULL)
-      rc = error_set(err, MF_ERR_NOMEM, "no memory for the outputs of %d launches", pf->launches);
+  if(rc != MF_OK)
+    goto out;
+  pf->behind.graphs = calloc((size_t)(pf->count + 1) * BEHIND_KINDS, sizeof(CUgraphExec));
+  want = malloc((size_t)pf->launches * pf->out_bytes);
+  got = malloc((size_t)pf->launches * pf->out_bytes);
+  if(pf->behind.graphs == NULL || want == NULL || got == NULL) {
+    rc = error_set(err, MF_ERR_NOMEM, "no memory for the outputs of %d launches", pf->launches);
+    goto out;
   }
-  if(rc == MF_OK)
-    rc = make_graphs(dev, want, got, refused, err);
+  rc = make_graphs(dev, want, got, refused, err);
+out:
   free(want);
   free(got);
   if(rc != MF_OK && rc != MF_ERR_TIMEOUT)

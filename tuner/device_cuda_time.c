@@ -257,7 +257,7 @@ static enum mf_status make_graphs(struct device *dev, const struct inputs *in, s
   if(rc == MF_OK && cuda_has_tensor_floor(dev, pf->kernels[0]))
     rc = cuda_capture(dev, enqueue_content, &(struct content){.tensor = pf->kernels[0], .in = in}, &pf->floor_tensor, err);
   for(int i = 0; i < pf->count && rc == MF_OK; i++) {
-    rc = cuda_capture(dev, enqueue_content, &(struct content){.kernel = pf->kernels[i]}, &pf->graphs[i], err);
+    rc = cuda_capture(dev, enqueue_content, &(struct content){.kernel = pf->kernels[i], .in = in}, &pf->graphs[i], err);
     if(rc == MF_OK)
       rc = prove(dev, pf->kernels[i], pf->graphs[i], in, back, err);
   }

@@ -301,20 +301,21 @@ static enum mf_status do_behind(struct child *c, const struct frame *req, struct
 static enum mf_status do_behind_round(struct child *c, const struct frame *req, struct frame *reply, struct error *err)
 {
   const int count = (c->profile_kernels + 1) * BEHIND_KINDS;
-  double *us = calloc((size_t)count, sizeof(*us));
+  double us[(MAX_KERNELS + 1) * BEHIND_KINDS];
   json_t *times;
   int round = 0;
-  enum mf_status rc = us != NULL ? need_device(c, err) : error_set(err, MF_ERR_NOMEM, "out of memory");
+  enum mf_status rc = need_device(c, err);
   if(rc == MF_OK)
     rc = request_int(req, "round", 0, 1 << 30, &round, err);
   if(rc == MF_OK)
     rc = c->ops->time_behind(c->dev, round, us, err);
+  if(rc != MF_OK)
+    return rc;
   times = json_array();
-  for(int i = 0; i < count && rc == MF_OK; i++)
+  for(int i = 0; i < count; i++)
     json_array_append_new(times, wire_number(us[i]));
   json_object_set_new(reply->head, "us", times);
-  free(us);
-  return rc;
+  return MF_OK;
 }
 
 /* ---- trace ---- */

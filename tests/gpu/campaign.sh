@@ -9,6 +9,7 @@
 #   tune         every spec of SPECS (default: all), into OUT/schedules.db                                600 s
 #   bench        the table of docs/performance.md, from OUT/work.db                                       300 s
 #   handoff      the ways of fetching h side by side, Qwen3.5-35B and DeepSeek                            120 s
+#   behind       launches behind a router, with and without programmatic dependent launch                 60 s
 #   trace        timelines, one token and eight, uniform and concentrated                                 120 s
 #   batch        the family of 9 to 32 tokens: as many as the shape has room for, into OUT/schedules.db, and its table      400 s
 #   sanitize     tests/gpu/sanitize.sh                                                                    600 s
@@ -44,6 +45,7 @@ step_handoff() {
   "$moeforge" bench qwen3.5-35b-a3b $store --schedule "$(for ho in 0 1 2; do printf ',stream/ring10-ld4-la4-fl4-fd4-st0-rk1-ho%s' $ho; done | cut -c2-)" &&
     "$moeforge" bench deepseek-v3.1-tp8 $store --schedule "$(for ho in 0 1 2; do printf ',stream/ring8-ld4-la2-fl4-fd4-st0-rk1-ho%s' $ho; done | cut -c2-)"
 }
+step_behind() { "$moeforge" bench qwen3.5-35b-a3b $store --behind --tokens 1,2,8; }
 step_trace() {
   bad=0
   for routing in uniform concentrated; do
@@ -67,7 +69,7 @@ if [ "${1:-}" = --step ]; then
   "step_$2"
   exit $?
 fi
-[ $# -gt 0 ] || set -- acceptance agreement tune bench handoff trace batch sanitize
+[ $# -gt 0 ] || set -- acceptance agreement tune bench handoff behind trace batch sanitize
 for step in "$@"; do
   limit=$(limit_of "$step")
   [ -n "$limit" ] || { echo "campaign: there is no step $step" >&2; exit 2; }
