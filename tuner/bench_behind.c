@@ -158,7 +158,7 @@ static enum mf_status load_all(struct behind *b, struct error *err)
     const struct schedule sched = with_knob(k, versions[v].pdl);
     const struct artifact *art = &k->art[versions[v].pdl];
     struct verdict why = {0};
-    struct mf_recipe recipe;
+    struct mf_recipe recipe = {0};
     if(limits_after_compile(&b->spec->problem, &sched, &b->t->target.dev, art, &why) != MF_OK)
       return error_set(err, MF_ERR_UNSUPPORTED, "%s with pdl %d: rule %s: %s", k->name, versions[v].pdl, why.rule, why.detail);
     rc = sched.family->recipe(&b->spec->problem, &sched, &b->t->target.dev, &recipe, err);

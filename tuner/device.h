@@ -91,7 +91,7 @@ struct device_ops {
   enum mf_status (*time_floors)(struct device *dev, double us[2], struct error *err);
   /* Makes graphs for the open profile in which each launch comes behind a router, the kernel in the module 'router', which writes its x and logits: for
    * every kernel BEHIND_PLAIN, and for those whose recipe has MF_RECIPE_PDL the other kinds as well. Of these, what the driver refuses is left
-   * out; *refused says why (MF_OK: nothing was). MF_ERR_CHECK: some output differs from what the first kernel writes behind a plain edge. */
+   * out; *refused says why (MF_OK: nothing was). MF_ERR_CHECK: some output differs from what the same kernel writes behind a plain edge. */
   enum mf_status (*open_behind)(struct device *dev, const void *router, size_t bytes, struct error *refused, struct error *err);
   /* One interleaved round: us[kernel * BEHIND_KINDS + kind] per router and launch, and behind the last kernel's those of the router alone, one behind
    * the other. NAN: there is no such graph. */

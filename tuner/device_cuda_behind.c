@@ -6,7 +6,7 @@
  *
  * The router (templates/tools/router.cu) reads a matrix of its layer's own and the launch's x, and writes x and logits where the layer finds them.
  *
- * Guard: ahead of some replays of each graph what the router writes is poisoned, and so are the outputs, which must then be to the bit those of the first
+ * Guard: ahead of some replays of each graph what the router writes is poisoned, and so are the outputs, which must then be to the bit those of the same
  * kernel behind plain edges. A layer that reads x or logits ahead of the router's end, or a workspace that an earlier launch still uses, shows there. */
 #include "device_cuda.h"
 
@@ -205,7 +205,7 @@ static enum mf_status make_graphs(struct device *dev, unsigned char *want, unsig
         continue;
       rc = make_graph(dev, &what, graph, refused, err);
       for(int i = 0; i < PROOFS && kernel != NULL && *graph != NULL && rc == MF_OK; i++)
-        rc = prove(dev, kernel, *graph, k == 0 && kind == BEHIND_PLAIN && i == 0, want, got, err);
+        rc = prove(dev, kernel, *graph, kind == BEHIND_PLAIN && i == 0, want, got, err);
     }
   }
   return rc;

@@ -27,7 +27,7 @@
 //               waits, this launch ends behind its predecessors.
 //   launch_dependents  By the producer, when its last copy is on its way. The successor may begin when every CTA has come so far, so all of
 //               them are resident, and it cannot take an SM that a CTA here still needs. Every CTA has waited by then: a successor
-//               overlaps with this launch only, not with those before it, and what it reads ahead of its own wait does not slow the stream.
+//               overlaps with this launch only, not with those before it, and what it reads ahead of its own wait hardly slows the stream.
 //   No deadlock A kernel of the stream begins when all CTAs of the one before it have begun. So only the last of those that run can lack SMs,
 //               and it gets them: the others wait for nothing that comes behind them. A grid of another stream that waits for itself, too, is
 //               another matter: two such grids may each hold SMs that the other one needs. Against that the launch is cooperative.
