@@ -159,7 +159,9 @@ check-sanitized:
 # A suite prints its result, all that it said if it failed, and its seconds. The longest ones start first.
 LONGEST := $(filter $(KERNEL_TESTS:%=run-%) run-test_tune% run-test_fuzz run-test_trace run-test_cli%,$(TESTS:$(BUILD)/tests/%=run-%))
 RUN := $(LONGEST) $(filter-out $(LONGEST),$(TESTS:$(BUILD)/tests/%=run-%))
-check: all $(BUILD)/tests/libfakecuda.so $(BUILD)/tests/libfakegpu.so $(TESTS)
+# Programs that need a GPU (tests/gpu/campaign.sh runs them) are compiled here, and their parts that a scripted GPU can play are run by suites.
+GPU_TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/gpu/*.c))
+check: all $(BUILD)/tests/libfakecuda.so $(BUILD)/tests/libfakegpu.so $(TESTS) $(GPU_TESTS)
 	@$(MAKE) $(PARALLEL) --keep-going $(RUN) $(if $(SANITIZE),,check-python)
 	@echo "$(BUILD): all $(words $(TESTS)) suites passed"
 .PHONY: $(RUN)

@@ -5,7 +5,11 @@
  *
  * The library's launch is caught once, by standing in for the driver's function in the op's table, and repeated bare. Both are then called in turns, in
  * batches shorter than the queue of a stream, and the medians over all batches are compared. On the scripted driver a launch is a function that returns
- * at once: the difference is then the library's own part, and says nothing about a real driver. */
+ * at once: the difference is then the library's own part, and says nothing about a real driver.
+ *
+ * Two more columns say what the launch itself consists of: the first FIRST launches of each bare batch alone, which cannot have waited for room in the queue (if
+ * all of a batch cost clearly more, the rest did); and bare launches without the cooperative attribute. The kernel is the same and needs all of its CTAs at a
+ * time as before: they are, since nothing else runs on the GPU. So run it on one that is idle. */
 #include "moeforge.h"
 #include "op.h"
 
@@ -16,6 +20,7 @@
 
 #define BATCH 200
 #define BATCHES 101
+#define FIRST 20
 
 /* The caught launch, with copies of what its pointers point to. */
 static struct caught {
@@ -119,35 +124,70 @@ static struct mf_call make_call(const struct cuda_api *api, const struct mf_prob
   return call;
 }
 
-/* Medians over the batches, in nanoseconds per call. */
-static void measure(const struct mf_layer *layer, const struct cuda_api *api, const struct mf_call *call, CUstream stream, double *bare, double *forward)
+/* Nanoseconds per call. */
+struct costs {
+  double bare, first, alone, forward; /* first: of the first FIRST bare ones; alone: without the cooperative attribute */
+};
+
+/* 'count' bare launches; nanoseconds of all of them. */
+static double launch_bare(const struct cuda_api *api, const CUlaunchConfig *config, int count)
 {
-  static double bare_ns[BATCHES], forward_ns[BATCHES];
-  for(int i = 0; i < BATCHES; i++) {
-    double start = now_ns();
-    for(int k = 0; k < BATCH; k++)
-      must(api->p_cuLaunchKernelEx(&caught.config, caught.function, caught.params, NULL) == CUDA_SUCCESS, "a bare launch failed");
-    bare_ns[i] = (now_ns() - start) / BATCH;
-    must(api->p_cuStreamSynchronize(stream) == CUDA_SUCCESS, "the GPU reports a failure");
-    start = now_ns();
-    for(int k = 0; k < BATCH; k++)
-      must(mf_moe_forward(layer, call, stream) == MF_OK, "a forward call failed");
-    forward_ns[i] = (now_ns() - start) / BATCH;
-    must(api->p_cuStreamSynchronize(stream) == CUDA_SUCCESS, "the GPU reports a failure");
-  }
-  *bare = median(bare_ns);
-  *forward = median(forward_ns);
+  const double start = now_ns();
+  for(int k = 0; k < count; k++)
+    must(api->p_cuLaunchKernelEx(config, caught.function, caught.params, NULL) == CUDA_SUCCESS, "a bare launch failed");
+  return now_ns() - start;
 }
 
-/* The first entry's problem, for as many tokens as its entries cover from 1 on. */
-static struct mf_op *make_op(struct mf_package *pkg, int device, struct mf_package_entry *entry)
+static double launch_forward(const struct mf_layer *layer, const struct mf_call *call, CUstream stream, int count)
 {
+  const double start = now_ns();
+  for(int k = 0; k < count; k++)
+    must(mf_moe_forward(layer, call, stream) == MF_OK, "a forward call failed");
+  return now_ns() - start;
+}
+
+/* Medians over the batches. */
+static struct costs measure(const struct mf_layer *layer, const struct cuda_api *api, const struct mf_call *call, CUstream stream)
+{
+  static double bare_ns[BATCHES], first_ns[BATCHES], alone_ns[BATCHES], forward_ns[BATCHES];
+  CUlaunchAttribute attributes[4];
+  CUlaunchConfig alone = caught.config;
+  alone.attrs = attributes;
+  alone.numAttrs = 0;
+  for(unsigned int i = 0; i < caught.config.numAttrs; i++)
+    if(caught.attributes[i].id != CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
+      attributes[alone.numAttrs++] = caught.attributes[i];
+  for(int i = 0; i < BATCHES; i++) {
+    first_ns[i] = launch_bare(api, &caught.config, FIRST);
+    bare_ns[i] = (first_ns[i] + launch_bare(api, &caught.config, BATCH - FIRST)) / BATCH;
+    first_ns[i] /= FIRST;
+    must(api->p_cuStreamSynchronize(stream) == CUDA_SUCCESS, "the GPU reports a failure");
+    alone_ns[i] = launch_bare(api, &alone, BATCH) / BATCH;
+    must(api->p_cuStreamSynchronize(stream) == CUDA_SUCCESS, "the GPU reports a failure");
+    forward_ns[i] = launch_forward(layer, call, stream, BATCH) / BATCH;
+    must(api->p_cuStreamSynchronize(stream) == CUDA_SUCCESS, "the GPU reports a failure");
+  }
+  return (struct costs){median(bare_ns), median(first_ns), median(alone_ns), median(forward_ns)};
+}
+
+/* The first problem that this GPU takes, for as many tokens as its entries cover from 1 on. */
+static struct mf_op *make_op(struct mf_package *pkg, int device, struct mf_package_entry *found)
+{
+  struct mf_package_entry entry = {.struct_size = sizeof(entry)};
   struct mf_op *op = NULL;
   enum mf_status rc = MF_ERR_NOT_FOUND;
-  entry->struct_size = sizeof(*entry);
-  for(size_t i = 0; op == NULL && mf_package_entry_at(pkg, i, entry) == MF_OK; i++)
-    rc = mf_op_create(pkg, &entry->problem, device, entry->tokens_max, &op);
-  must(rc == MF_OK, mf_status_string(rc));
+  for(size_t i = 0; mf_package_entry_at(pkg, i, &entry) == MF_OK; i++) {
+    struct mf_op *more = NULL;
+    if(op != NULL && (memcmp(&entry.problem, &found->problem, sizeof(entry.problem)) != 0 || entry.tokens_max <= mf_op_max_tokens(op)))
+      continue;
+    rc = mf_op_create(pkg, &entry.problem, device, entry.tokens_max, &more);
+    if(rc != MF_OK)
+      continue;
+    mf_op_destroy(op);
+    op = more;
+    *found = entry;
+  }
+  must(op != NULL, mf_status_string(rc));
   return op;
 }
 
@@ -162,7 +202,6 @@ int main(int argc, char **argv)
   struct mf_call call;
   struct mf_op *op;
   CUstream stream;
-  double bare, forward;
   must(argc >= 2, "usage: forward_cost PACKAGE [--device N]");
   must(mf_package_open(argv[1], &pkg) == MF_OK, "the package cannot be opened");
   op = make_op(pkg, device, &entry);
@@ -173,15 +212,15 @@ int main(int argc, char **argv)
   must(mf_layer_bind(op, &weights, &layer) == MF_OK, "the layer cannot be bound");
   must(mf_workspace_init(op, call.workspace, stream) == MF_OK, "the workspace cannot be cleared");
   printf("%s on %s: host nanoseconds per call, median of %d batches of %d\n", entry.shape_name, entry.device_name, BATCHES, BATCH);
-  printf("tokens   cuLaunchKernelEx   mf_moe_forward   over it\n");
+  printf("tokens   cuLaunchKernelEx   mf_moe_forward   over it   first %d   not cooperative\n", FIRST);
   for(int tokens = 1; tokens <= mf_op_max_tokens(op); tokens *= 2) {
     call.tokens = tokens;
     caught_recipe = op->kernels[op->kernel_of[tokens]].recipe;
     op->api.p_cuLaunchKernelEx = catch_launch;
     must(mf_moe_forward(layer, &call, stream) == MF_OK, "a forward call failed");
     op->api.p_cuLaunchKernelEx = real.p_cuLaunchKernelEx;
-    measure(layer, &real, &call, stream, &bare, &forward);
-    printf("%6d %18.0f %16.0f %9.0f\n", tokens, bare, forward, forward - bare);
+    const struct costs ns = measure(layer, &real, &call, stream);
+    printf("%6d %18.0f %16.0f %9.0f %10.0f %17.0f\n", tokens, ns.bare, ns.forward, ns.forward - ns.bare, ns.first, ns.alone);
   }
   mf_layer_destroy(layer);
   mf_op_destroy(op);

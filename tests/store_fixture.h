@@ -200,7 +200,7 @@ FIXTURE struct rows put_rows(struct store *st, const char *shape_name, int exper
 
 FIXTURE struct winner some_winner(int64_t candidate, int tokens_min, int tokens_max, double us, bool predicted)
 {
-  struct winner win = {.candidate_id = candidate, .tokens_min = tokens_min, .tokens_max = tokens_max, .us = us, .floor_us = us / 2, .default_us = us * 1.5,
+  struct winner win = {.candidate_id = candidate, .tokens_min = tokens_min, .tokens_max = tokens_max, .us = us, .floor_us = us / 2, .floors = {us * 0.5, us * 0.75}, .default_us = us * 1.5,
                        .us_low = us - 0.25, .us_high = us + 0.25, .regret = 1.25, .predicted = predicted, .selection_key = "selection"};
   return win;
 }

@@ -177,6 +177,20 @@ START_TEST(the_right_kernel_is_not_the_reference)
 }
 END_TEST
 
+/* Below the floor of the quantisation the right kernel gives zeros: an error of 1 against the unquantised operator, which says nothing of a kernel. */
+START_TEST(tiny_inputs_say_nothing_of_the_error)
+{
+  const struct mf_problem p = small_problem();
+  const struct test_case tc = {5, ROUTING_UNIFORM, CASE_TINY_SCALE, 1};
+  struct trial t;
+  trial_open(&t, &p, &tc, DEFECT_NONE);
+  trial_judge(&t);
+  ck_assert(t.result.passed);
+  ck_assert_double_eq(t.result.worst_error, 0);
+  trial_close(&t);
+}
+END_TEST
+
 /* An h with noise of the measured size, requantised by whoever made y. */
 START_TEST(noise_in_h_of_the_measured_size_passes)
 {
@@ -477,6 +491,7 @@ static void add_all(TCase *tc)
   tcase_add_test(tc, a_right_kernel_with_shared_experts_passes);
   tcase_add_test(tc, rows_of_other_ranks_are_not_judged);
   tcase_add_test(tc, the_right_kernel_is_not_the_reference);
+  tcase_add_test(tc, tiny_inputs_say_nothing_of_the_error);
   tcase_add_test(tc, noise_in_h_of_the_measured_size_passes);
   tcase_add_test(tc, every_defect_is_found_by_its_gate);
   tcase_add_test(tc, a_missing_clamp_is_found);

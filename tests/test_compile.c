@@ -194,12 +194,12 @@ START_TEST(rewrites_includes_to_closure_names)
 END_TEST
 
 /* ---- keys ---- */
-static const char *key_of(const char *source, const struct closure *closure, int version, const char *arch, bool debug)
+static const char *key_of(const char *source, const struct closure *closure, int version, const char *arch, enum compile_build build)
 {
   static char keys[16][KEY_LEN];
   static int next;
   struct artifact art = {.source = (char *)(uintptr_t)source};
-  compile_key(&art, closure, version, arch, debug);
+  compile_key(&art, closure, version, arch, build);
   next = (next + 1) % 16;
   memcpy(keys[next], art.compile_key, KEY_LEN);
   return keys[next];
@@ -209,16 +209,19 @@ START_TEST(key_depends_on_everything)
 {
   char a[] = "a.h", b[] = "b.h", text[] = "x", other[] = "xy";
   const struct closure one = {1, {a}, {text}}, renamed = {1, {b}, {text}}, changed = {1, {a}, {other}}, two = {2, {a, b}, {text, text}};
-  const char *base = key_of("src", &one, 13000, "sm_90a", false);
+  const char *base = key_of("src", &one, 13000, "sm_90a", COMPILE_PLAIN);
   ck_assert_uint_eq(strlen(base), KEY_LEN - 1);
-  ck_assert_str_eq(base, key_of("src", &one, 13000, "sm_90a", false));
-  ck_assert_str_ne(base, key_of("srd", &one, 13000, "sm_90a", false));
-  ck_assert_str_ne(base, key_of("src", &renamed, 13000, "sm_90a", false));
-  ck_assert_str_ne(base, key_of("src", &changed, 13000, "sm_90a", false));
-  ck_assert_str_ne(base, key_of("src", &two, 13000, "sm_90a", false));
-  ck_assert_str_ne(base, key_of("src", &one, 12080, "sm_90a", false));
-  ck_assert_str_ne(base, key_of("src", &one, 13000, "sm_100a", false));
-  ck_assert_str_ne(base, key_of("src", &one, 13000, "sm_90a", true));
+  ck_assert_str_eq(base, key_of("src", &one, 13000, "sm_90a", COMPILE_PLAIN));
+  ck_assert_str_ne(base, key_of("srd", &one, 13000, "sm_90a", COMPILE_PLAIN));
+  ck_assert_str_ne(base, key_of("src", &renamed, 13000, "sm_90a", COMPILE_PLAIN));
+  ck_assert_str_ne(base, key_of("src", &changed, 13000, "sm_90a", COMPILE_PLAIN));
+  ck_assert_str_ne(base, key_of("src", &two, 13000, "sm_90a", COMPILE_PLAIN));
+  ck_assert_str_ne(base, key_of("src", &one, 12080, "sm_90a", COMPILE_PLAIN));
+  ck_assert_str_ne(base, key_of("src", &one, 13000, "sm_100a", COMPILE_PLAIN));
+  ck_assert_str_ne(base, key_of("src", &one, 13000, "sm_90a", COMPILE_DEBUG));
+  ck_assert_str_ne(base, key_of("src", &one, 13000, "sm_90a", COMPILE_LINE_INFO));
+  ck_assert_str_ne(base, key_of("src", &one, 13000, "sm_90a", COMPILE_SYNCCHECK));
+  ck_assert_str_ne(key_of("src", &one, 13000, "sm_90a", COMPILE_LINE_INFO), key_of("src", &one, 13000, "sm_90a", COMPILE_SYNCCHECK));
 }
 END_TEST
 
@@ -300,7 +303,7 @@ static struct artifact artifact_of(const char *source)
 
 static enum mf_status compile(struct artifact *art)
 {
-  return compile_artifact(nvrtc, &no_templates, "sm_90a", false, art, &err);
+  return compile_artifact(nvrtc, &no_templates, "sm_90a", COMPILE_PLAIN, art, &err);
 }
 
 START_TEST(opens_nvrtc)
@@ -328,6 +331,24 @@ START_TEST(compiles_and_measures)
   ck_assert(meta[0] == 3 && meta[1] == 4);
   artifact_free(&art);
   ck_assert_ptr_null(art.cubin);
+}
+END_TEST
+
+/* What a sanitizer sees is the code that serves. */
+START_TEST(line_information_changes_no_code)
+{
+  struct artifact art = artifact_of(plain_kernel);
+  char plain[KEY_LEN], lined[KEY_LEN];
+  size_t bytes;
+  ck_assert_msg(compile(&art) == MF_OK, "%s", err.text);
+  ck_assert_int_eq(cubin_code_hash(art.cubin, art.cubin_bytes, plain, &err), MF_OK);
+  bytes = art.cubin_bytes;
+  ck_assert_msg(compile_artifact(nvrtc, &no_templates, "sm_90a", COMPILE_LINE_INFO, &art, &err) == MF_OK, "%s", err.text);
+  ck_assert_int_eq(cubin_code_hash(art.cubin, art.cubin_bytes, lined, &err), MF_OK);
+  ck_assert_str_eq(plain, lined);
+  ck_assert_uint_gt(art.cubin_bytes, bytes);
+  ck_assert_ptr_nonnull(memmem(art.cubin, art.cubin_bytes, "test.cu", 7));
+  artifact_free(&art);
 }
 END_TEST
 
@@ -394,13 +415,54 @@ START_TEST(compiles_with_nested_relative_includes)
   ck_assert_msg(closure_collect(folder, art.source, &closure, &err) == MF_OK, "%s", err.text);
   {
     char release[KEY_LEN], debug[KEY_LEN];
-    ck_assert_msg(compile_artifact(nvrtc, &closure, "sm_90a", false, &art, &err) == MF_OK, "%s", err.text);
+    ck_assert_msg(compile_artifact(nvrtc, &closure, "sm_90a", COMPILE_PLAIN, &art, &err) == MF_OK, "%s", err.text);
     ck_assert_int_eq(cubin_code_hash(art.cubin, art.cubin_bytes, release, &err), MF_OK);
-    ck_assert_msg(compile_artifact(nvrtc, &closure, "sm_90a", true, &art, &err) == MF_OK, "%s", err.text);
+    ck_assert_msg(compile_artifact(nvrtc, &closure, "sm_90a", COMPILE_DEBUG, &art, &err) == MF_OK, "%s", err.text);
     ck_assert_int_eq(cubin_code_hash(art.cubin, art.cubin_bytes, debug, &err), MF_OK);
     ck_assert_str_ne(release, debug); /* MF_WATCHDOG is set in debug builds */
   }
   closure_free(&closure);
+  artifact_free(&art);
+}
+END_TEST
+
+/* ---- NVRTC's own cache ----
+ * It needs a driver, so it is played here, as NVRTC 12.9 and later do it: what was compiled before comes without a log, unless the option forbids it. */
+static int (*real_compile)(void *, int, const char *const *);
+static int (*real_log)(void *, char *);
+static int compilations;
+static bool no_cache, from_cache;
+
+static int cached_compile(void *program, int count, const char *const *options)
+{
+  no_cache = false;
+  for(int i = 0; i < count; i++)
+    no_cache = no_cache || strcmp(options[i], "--no-cache") == 0;
+  from_cache = compilations++ > 0 && !no_cache;
+  return real_compile(program, count, options);
+}
+
+static int cached_log(void *program, char *log)
+{
+  log[0] = '\0';
+  return from_cache ? 0 : real_log(program, log);
+}
+
+START_TEST(usage_is_known_however_often_it_was_compiled)
+{
+  struct artifact art = artifact_of(spilling_kernel);
+  real_compile = nvrtc->compile;
+  real_log = nvrtc->log;
+  nvrtc->compile = cached_compile;
+  for(int turn = 0; turn < 2 && nvrtc->number >= 12090; turn++) {
+    nvrtc->log = cached_log;
+    ck_assert_msg(compile(&art) == MF_OK, "%s", err.text);
+    ck_assert_int_gt(art.spill_bytes, 500);
+  }
+  nvrtc->log = real_log;
+  nvrtc->number = 12080; /* has no cache, refuses the option */
+  ck_assert_msg(compile(&art) == MF_OK, "%s", err.text);
+  ck_assert(!no_cache);
   artifact_free(&art);
 }
 END_TEST
@@ -415,7 +477,7 @@ static int play_hash(int fd)
   enum mf_status rc = nvrtc_open(&mine, &err);
   art.source = strdup(plain_kernel);
   if(rc == MF_OK)
-    rc = compile_artifact(mine, &no_templates, "sm_90a", false, &art, &err);
+    rc = compile_artifact(mine, &no_templates, "sm_90a", COMPILE_PLAIN, &art, &err);
   if(rc == MF_OK)
     rc = cubin_code_hash(art.cubin, art.cubin_bytes, hash, &err);
   answer.head = json_pack("{s:s, s:s}", "hash", hash, "error", rc == MF_OK ? "" : err.text);
@@ -462,11 +524,13 @@ static Suite *compile_suite(void)
   tcase_add_checked_fixture(real, open_nvrtc, close_nvrtc);
   tcase_add_test(real, opens_nvrtc);
   tcase_add_test(real, compiles_and_measures);
+  tcase_add_test(real, line_information_changes_no_code);
   tcase_add_test(real, sees_spills);
   tcase_add_test(real, sees_serialised_wgmma);
   tcase_add_test(real, largest_of_several_kernels);
   tcase_add_loop_test(real, reports_compile_errors, 0, 4);
   tcase_add_test(real, compiles_with_nested_relative_includes);
+  tcase_add_test(real, usage_is_known_however_often_it_was_compiled);
   tcase_add_test(real, two_processes_make_equal_code);
   suite_add_tcase(suite, files);
   suite_add_tcase(suite, texts);

@@ -148,7 +148,7 @@ START_TEST(datagen_cu_compiles_as_cuda)
   ck_assert_msg(nvrtc_open(&nvrtc, &err) == MF_OK, "%s", err.text);
   ck_assert_msg(closure_collect("templates", art.source, &closure, &err) == MF_OK, "%s", err.text);
   ck_assert_int_eq(closure.count, 1); /* datagen_core.h and nothing else */
-  ck_assert_msg(compile_artifact(nvrtc, &closure, "sm_90a", false, &art, &err) == MF_OK, "%s\n%s", err.text, art.log != NULL ? art.log : "");
+  ck_assert_msg(compile_artifact(nvrtc, &closure, "sm_90a", COMPILE_PLAIN, &art, &err) == MF_OK, "%s\n%s", err.text, art.log != NULL ? art.log : "");
   ck_assert_int_eq(art.spill_bytes, 0);
   for(size_t i = 0; i < sizeof(kernels) / sizeof(kernels[0]); i++) {
     struct artifact used = {0};

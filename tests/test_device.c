@@ -299,7 +299,8 @@ START_TEST(timing_launches_without_pdl)
   struct mf_recipe recipe = hook_recipe(HOOK_RIGHT);
   struct device_kernel *kernel = NULL;
   struct error err;
-  double us, floor_us, active;
+  double us, active;
+  struct floor_times times;
   char log[600], line[4096];
   int launches = 0, floors = 0;
   FILE *f;
@@ -310,7 +311,7 @@ START_TEST(timing_launches_without_pdl)
   ck_assert_int_eq(device_cuda.load_kernel(dev, HOOK_CUBIN, sizeof(HOOK_CUBIN), &recipe, &kernel, &err), MF_OK);
   ck_assert_int_eq(device_cuda.open_profile(dev, &kernel, 1, 2, ROUTING_UNIFORM, 3, 6, &err), MF_OK);
   setenv("FAKECUDA_LOG", log, 1);
-  ck_assert_int_eq(device_cuda.time_round(dev, NULL, 0, &us, &floor_us, &active, &err), MF_OK);
+  ck_assert_int_eq(device_cuda.time_round(dev, NULL, 0, &us, &times, &active, &err), MF_OK);
   unsetenv("FAKECUDA_LOG");
   device_cuda.close(dev);
   f = fopen(log, "r");

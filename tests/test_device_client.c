@@ -311,26 +311,27 @@ START_TEST(rounds)
   struct device_client *client;
   struct error err;
   const bool run[] = {true, false, true};
-  double us[3], floor_us, active;
+  double us[3], active;
+  struct floor_times floors;
   char log[600];
   int kernels[3];
   client = start("l2=100000,time_us=12.5", 3);
   snprintf(log, sizeof(log), "%s/log", hook_dir);
   for(int i = 0; i < 3; i++)
     kernels[i] = load(client, HOOK_RIGHT);
-  ck_assert_int_eq(device_client_round(client, NULL, 0, us, &floor_us, &active, &err), MF_ERR_USAGE); /* no profile yet */
+  ck_assert_int_eq(device_client_round(client, NULL, 0, us, &floors, &active, &err), MF_ERR_USAGE); /* no profile yet */
   ck_assert_msg(device_client_open_profile(client, kernels, 3, 3, ROUTING_UNIFORM, 7, 4, &err) == MF_OK, "%s", err.text);
   for(int round = 0; round < 4; round++) {
-    ck_assert_msg(device_client_round(client, NULL, round, us, &floor_us, &active, &err) == MF_OK, "%s", err.text);
+    ck_assert_msg(device_client_round(client, NULL, round, us, &floors, &active, &err) == MF_OK, "%s", err.text);
     for(int i = 0; i < 3; i++)
       ck_assert_double_eq_tol(us[i], 12.5, 1e-3);
-    ck_assert_double_eq_tol(floor_us, 12.5, 1e-3);
+    ck_assert_double_eq_tol(floors.copy_us, 12.5, 1e-3);
     ck_assert(active >= 2 && active <= 6);
   }
-  ck_assert_int_eq(device_client_round(client, run, 4, us, &floor_us, &active, &err), MF_OK);
+  ck_assert_int_eq(device_client_round(client, run, 4, us, &floors, &active, &err), MF_OK);
   ck_assert(!isnan(us[0]) && isnan(us[1]) && !isnan(us[2]));
   ck_assert_int_eq(device_client_open_profile(client, kernels, 1, 1, ROUTING_CONCENTRATED, 7, 4, &err), MF_OK); /* replaces the profile */
-  ck_assert_int_eq(device_client_round(client, NULL, 0, us, &floor_us, &active, &err), MF_OK);
+  ck_assert_int_eq(device_client_round(client, NULL, 0, us, &floors, &active, &err), MF_OK);
   ck_assert_double_eq_tol(active, 2, 1e-9);
   device_client_stop(client);
 }

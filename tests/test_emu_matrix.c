@@ -46,7 +46,7 @@ static const struct {
     [FIRST_DOWN] = {"first_down_flight", 3, {2, 3, 6}},
     [STATIC] = {"static_rounds", 3, {0, 8, ALL_ROUNDS}},
     [ROTATE] = {"rotate_k", 2, {0, 1}},
-    [HAND_OFF] = {"hand_off", 3, {0, 1, 2}},
+    [HAND_OFF] = {"hand_off", 2, {0, 1}},
     [PDL] = {"pdl", 2, {0, 1}},
     [POLICY] = {"policy", 11, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
     [EXPERTS] = {"experts", 4, {64, 96, 128, 256}},

@@ -23,7 +23,7 @@ static const struct test_case three = {3, ROUTING_UNIFORM, CASE_NORMAL, 1}, two 
 enum shape { PLAIN, SLABS, STRADDLE, HELP, EARLY, SHAPES };
 static const struct {
   int sms, hidden, hand_off, pdl; /* rows of w2 per CTA: 64; 16, two slots per stage; 48, which straddle scale blocks; as the first, and consumers load h; as the first, as a dependent launch */
-} shapes[SHAPES] = {[PLAIN] = {18, 1024, 0, 0}, [SLABS] = {64, 1024, 0, 0}, [STRADDLE] = {66, 3072, 0, 0}, [HELP] = {18, 1024, 2, 0}, [EARLY] = {18, 1024, 0, 1}};
+} shapes[SHAPES] = {[PLAIN] = {18, 1024, 0, 0}, [SLABS] = {64, 1024, 0, 0}, [STRADDLE] = {66, 3072, 0, 0}, [HELP] = {18, 1024, 1, 0}, [EARLY] = {18, 1024, 0, 1}};
 
 static const struct mutant {
   const char *name, *file, *text, *instead;
@@ -153,7 +153,7 @@ static const struct mutant {
      1, {EMU_DEADLOCK, EMU_RACE}, "producer.cuh", {&eight}, MOST_SEEDS, PLAIN},
     {"h_is_flagged_without_release", "stream/handoff.cuh", "hw::store_shared_release(&sm.h_loaded[j],", "hw::store_shared_relaxed(&sm.h_loaded[j],",
      1, {EMU_RACE, EMU_NO_PROXY_FENCE}, "handoff.cuh down.cuh", {&three}, 3, PLAIN},
-    {"h_is_waited_for_one_slot_short", "stream/down.cuh", "slot / L::kHLoaders + 1, c.dog", "slot / L::kHLoaders, c.dog",
+    {"h_is_waited_for_one_slot_short", "stream/handoff_batches.cuh", "slot / L::kHLoaders + 1, c.dog", "slot / L::kHLoaders, c.dog",
      1, {EMU_RACE, EMU_UNINITIALISED, EMU_EARLY_OVERWRITE}, "down.cuh handoff.cuh", {&three}, 3, PLAIN},
     {"wrong_number_of_bytes", "stream/producer.cuh",
      "hw::mbarrier_arrive_expect(full, L::kStageBytes);",
@@ -268,7 +268,7 @@ static void open_shape(struct emu_subject *s, enum shape shape, const char *temp
   emu_set_knob(&s->sched, "static_rounds", 0);
   emu_set_knob(&s->sched, "hand_off", shapes[shape].hand_off);
   emu_set_knob(&s->sched, "pdl", shapes[shape].pdl);
-  if(shapes[shape].hand_off == 2)
+  if(shapes[shape].hand_off == 1)
     emu_set_knob(&s->sched, "h_loaders", 2); /* there are four batches: consumers have two of them */
   emu_open(s, template_dir, 8, 1.0f);
 }

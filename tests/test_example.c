@@ -148,12 +148,12 @@ START_TEST(forward_is_cheap)
   write_package(problems[_i][0], problems[_i][1]);
   fakecuda_use("light", NULL);
   ck_assert_msg(shell(text, sizeof(text), "'%s/bench/forward_cost' '%s/p.moeforge' 2>&1", build_folder(), folder) == 0, "%s", text);
-  line = strstr(text, "over it\n");
+  line = strstr(text, "over it   first 20   not cooperative\n");
   ck_assert_msg(line != NULL, "%s", text);
   for(line = strchr(line, '\n') + 1; *line != '\0'; line = strchr(line, '\n') + 1) {
-    double tokens, bare, forward, over;
-    ck_assert_msg(sscanf(line, "%lf %lf %lf %lf", &tokens, &bare, &forward, &over) == 4, "%s", text);
-    ck_assert_msg(forward > 0 && over < (SANITIZER[0] == '\0' ? 2000 : 20000), "%s", text);
+    double tokens, bare, forward, over, first, alone;
+    ck_assert_msg(sscanf(line, "%lf %lf %lf %lf %lf %lf", &tokens, &bare, &forward, &over, &first, &alone) == 6, "%s", text);
+    ck_assert_msg(forward > 0 && first > 0 && alone > 0 && over < (SANITIZER[0] == '\0' ? 2000 : 20000), "%s", text);
     lines++;
   }
   ck_assert_int_eq(lines, 4); /* 1, 2, 4, 8 tokens */

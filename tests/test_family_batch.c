@@ -34,7 +34,7 @@ static void compile(const struct mf_problem *p, const struct schedule *sched, co
   ck_assert_msg(nvrtc_open(&nvrtc, &err) == MF_OK, "%s", err.text);
   ck_assert_msg(emit_source(p, "test", sched, dev, art, &err) == MF_OK, "%s", err.text);
   ck_assert_msg(closure_collect("templates", art->source, &closure, &err) == MF_OK, "%s", err.text);
-  ck_assert_msg(compile_artifact(nvrtc, &closure, "sm_90a", false, art, &err) == MF_OK, "%s\n%s", err.text, art->log != NULL ? art->log : "");
+  ck_assert_msg(compile_artifact(nvrtc, &closure, "sm_90a", COMPILE_PLAIN, art, &err) == MF_OK, "%s\n%s", err.text, art->log != NULL ? art->log : "");
   closure_free(&closure);
   nvrtc_close(nvrtc);
 }

@@ -1,5 +1,5 @@
 /* test_floor.c - the floor kernels: their CTAs read every byte of the active experts once and evenly; executed on the emulated device without a finding, with
- * as many copies as the sizes say; compiled without spills; their times beside each other in `bench` on the scripted GPU. */
+ * as many copies as the sizes say; compiled without spills; their times beside each other in `show` and `bench` on the scripted GPU. */
 #include "emu_fixture.h"
 #include "tool_fixture.h"
 
@@ -181,7 +181,7 @@ START_TEST(compiles_well)
   art.source = strdup("#include \"tools/floor.cu\"\n");
   ck_assert_msg(closure_collect("templates", art.source, &closure, &err) == MF_OK, "%s", err.text);
   ck_assert_msg(nvrtc_open(&nvrtc, &err) == MF_OK, "%s", err.text);
-  enum mf_status rc = compile_artifact(nvrtc, &closure, "sm_90a", false, &art, &err);
+  enum mf_status rc = compile_artifact(nvrtc, &closure, "sm_90a", COMPILE_PLAIN, &art, &err);
   ck_assert_msg(rc == MF_OK || (rc == MF_ERR_CORRUPT && art.cubin != NULL), "%s", err.text); /* (a log of several kernels may lack lines) */
   for(int i = 0; i < 2; i++) {
     struct artifact used = {0};
@@ -201,28 +201,65 @@ END_TEST
 /* ---- times beside each other ---- */
 static struct tool tool;
 
-START_TEST(bench_has_both)
+/* The two floors of row 'at' of "winners" or "rows": measured, and none is below the floor that ratios are to; or not known. */
+static void look_at_floors(const char *list, size_t at, bool measured)
 {
-  json_t *all, *row;
-  size_t i;
+  json_t *all = json_loads(tool.out, 0, NULL);
+  const json_t *row = json_array_get(json_object_get(all, list), at);
+  const double least = json_real_value(json_object_get(row, "floor_us"));
+  ck_assert_double_gt(least, 0);
+  if(measured) {
+    ck_assert_double_ge(json_real_value(json_object_get(row, "floor_copy_us")), least);
+    ck_assert_double_ge(json_real_value(json_object_get(row, "floor_tensor_us")), least);
+  } else {
+    ck_assert(json_is_null(json_object_get(row, "floor_copy_us")) && json_is_null(json_object_get(row, "floor_tensor_us")));
+  }
+  json_decref(all);
+}
+
+/* What `bench --json` has: so many rows, the first under that routing. */
+static void look_at_rows(size_t count, const char *first, bool complete)
+{
+  json_t *all = json_loads(tool.out, 0, NULL);
+  const json_t *rows = json_object_get(all, "rows"), *row = json_array_get(rows, 0);
+  ck_assert_uint_eq(json_array_size(rows), count);
+  ck_assert_str_eq(json_string_value(json_object_get(row, "routing")), first);
+  ck_assert(json_is_true(json_object_get(row, "winner")));
+  ck_assert_int_eq(json_is_true(json_object_get(all, "complete")), complete);
+  ck_assert_uint_eq(strlen(json_string_value(json_object_get(all, "date"))), strlen("2026-11-30"));
+  json_decref(all);
+}
+
+START_TEST(both_are_shown)
+{
   tool_begin(&tool);
+  setenv("MOEFORGE_LOCK_DIR", tool.folder, 1);
+  tool_run(&tool, "tune specs/models/tiny.yaml --tokens 2 --effort quick --quiet --device none");
+  tool_expect(&tool, 0);
+  tool_run(&tool, "show tiny --json"); /* predicted: nothing was measured */
+  look_at_floors("winners", 0, false);
   tool_gpu(&tool, "libfakegpu.so", "sms=132");
   tool_run(&tool, "tune specs/models/tiny.yaml --tokens 2 --effort quick --quiet");
   tool_expect(&tool, 0);
-  tool_run(&tool, "bench tiny --json --quiet");
+  tool_says(&tool, out, "us   copies   tensor  floor us x floor");
+  tool_run(&tool, "show tiny --json");
+  look_at_floors("winners", 1, true); /* the first is the one that was planned for */
+  tool_run(&tool, "bench tiny --json --routing zipf,uniform --tokens 1-2"); /* nothing serves one token */
   tool_expect(&tool, 0);
-  all = json_loads(tool.out, 0, NULL);
-  ck_assert_ptr_nonnull(all);
-  ck_assert_uint_gt(json_array_size(json_object_get(all, "rows")), 0);
-  json_array_foreach(json_object_get(all, "rows"), i, row) {
-    ck_assert_double_gt(json_real_value(json_object_get(row, "floor_measured_us")), 0);
-    ck_assert_double_gt(json_real_value(json_object_get(row, "floor_tensor_us")), 0);
-    ck_assert_double_le(json_real_value(json_object_get(row, "floor_us")), json_real_value(json_object_get(row, "floor_tensor_us")));
-  }
-  json_decref(all);
-  tool_run(&tool, "bench tiny --quiet");
+  look_at_rows(2, "zipf", true);
+  look_at_floors("rows", 0, true);
+  look_at_floors("rows", 1, true);
+  tool_says(&tool, err, "tiny: bench: 2/2, 1 schedule,");
+  tool_run(&tool, "bench tiny nope --json --quiet --routing uniform"); /* what was timed before the failure is there */
+  tool_expect(&tool, 14);
+  look_at_rows(1, "uniform", false);
+  tool_run(&tool, "bench tiny --quiet --routing concentrated");
   tool_expect(&tool, 0);
   tool_says(&tool, out, "| floor kernel | tensor floor | floor |");
+  tool_says(&tool, out, "| tiny | concentrated | 2 |");
+  tool_run(&tool, "bench tiny --routing uniform,sideways");
+  tool_expect(&tool, 2);
+  tool_says(&tool, err, "--routing: expected uniform");
   tool_end(&tool);
 }
 END_TEST
@@ -239,7 +276,7 @@ static Suite *suite(void)
   tcase_add_loop_test(kernels, executed, 0, (int)(sizeof(emulated) / sizeof(emulated[0])));
   suite_add_tcase(s, kernels);
   tcase_set_timeout(times, 120);
-  tcase_add_test(times, bench_has_both);
+  tcase_add_test(times, both_are_shown);
   suite_add_tcase(s, times);
   return s;
 }

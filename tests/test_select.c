@@ -70,7 +70,7 @@ static void timed(int t, int i, double us, double width)
 {
   struct timing_row *row = &table[t][i];
   *row = (struct timing_row){.candidate = (size_t)i, .finalist = true, .is_default = row->is_default, .objective_us = us, .objective_low = us - width,
-                             .objective_high = us + width, .objective_floor_us = 5};
+                             .objective_high = us + width, .objective_floors = {5, 6}};
   row->median_us[0] = us;
 }
 
@@ -107,6 +107,8 @@ START_TEST(fastest_wins)
   ck_assert_double_eq(winners[0].us_low, 9.99);
   ck_assert_double_eq(winners[0].us_high, 10.01);
   ck_assert_double_eq(winners[0].floor_us, 5);
+  ck_assert_double_eq(winners[0].floors.copy_us, 5);
+  ck_assert_double_eq(winners[0].floors.tensor_us, 6);
   ck_assert_double_eq(winners[0].default_us, 0);
   ck_assert_double_eq(winners[0].regret, 1);
   ck_assert(!winners[0].predicted);

@@ -78,6 +78,35 @@ START_TEST(bad_names_are_refused)
 }
 END_TEST
 
+START_TEST(named_schedules_and_no_others)
+{
+  static const struct {
+    const char *names, *says;
+    enum mf_status status;
+  } bad[] = {{"", "no schedule is named", MF_ERR_USAGE},
+             {",", "no schedule is named", MF_ERR_USAGE},
+             {"stream/ring4-ld2-la4-fl3-fd2-st0-rk1-ho0,nosuch/x", "nosuch", MF_ERR_NOT_FOUND},
+             {"stream/ring4-ld2-la4-fl6-fd2-st0-rk1-ho0", "rule flight", MF_REJECTED},
+             {"batch/g2-ring8-ov0-la2-fl8-fd4-st4-rk1", "tokens", MF_ERR_UNSUPPORTED}};
+  const struct device_info dev = h200();
+  const struct model_spec spec = model("tiny");
+  const int tokens[] = {1, 8};
+  struct candidate_list list = {0};
+  struct error err;
+  ck_assert_int_eq(space_enumerate_names(&spec.problem, &dev, tokens, 2, "stream/ring4-ld2-la4-fl3-fd2-st0-rk1-ho2,,stream/ring10-ld4-la4-fl4-fd4-st1000-rk1-ho0,"
+                                         "stream/ring4-ld2-la4-fl3-fd2-st0-rk1-ho2", &list, &err), MF_OK);
+  ck_assert_uint_eq(list.count, 2);
+  ck_assert_str_eq(list.items[0].name, "stream/ring4-ld2-la4-fl3-fd2-st0-rk1-ho2");
+  ck_assert_str_eq(list.items[1].name, "stream/ring10-ld4-la4-fl4-fd4-st1000-rk1-ho0");
+  candidate_list_free(&list);
+  for(size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+    ck_assert_msg(space_enumerate_names(&spec.problem, &dev, tokens, 2, bad[i].names, &list, &err) == bad[i].status, "%s: %s", bad[i].names, err.text);
+    ck_assert_msg(strncmp(err.text, "--schedule", 10) == 0 && strstr(err.text, bad[i].says) != NULL, "%s: %s", bad[i].names, err.text);
+    candidate_list_free(&list);
+  }
+}
+END_TEST
+
 START_TEST(default_effort_has_enough_candidates)
 {
   const struct device_info dev = h200();
@@ -103,6 +132,29 @@ START_TEST(default_effort_has_enough_candidates)
   candidate_list_free(&quick);
   candidate_list_free(&normal);
   candidate_list_free(&whole);
+}
+END_TEST
+
+/* A knob that is not primary but needs a kernel of its own is tried with every ring and number of loaders: with the default ones alone it might lose to these. */
+START_TEST(kernels_are_varied_together)
+{
+  static const int rings[] = {4, 6, 8, 10};
+  const struct device_info dev = h200();
+  const struct model_spec spec = model("qwen3.5-35b-a3b");
+  struct candidate_list list = {0};
+  struct error err;
+  ck_assert_int_eq(space_enumerate(&spec.problem, &dev, 1, 8, EFFORT_DEFAULT, &list, NULL, NULL, &err), MF_OK);
+  for(int i = 0; i < 8; i++) {
+    struct schedule wanted;
+    char name[64];
+    size_t j = 0;
+    snprintf(name, sizeof(name), "stream/ring%d-ld%d-la4-fl4-fd4-st0-rk1-ho1", rings[i / 2], i % 2 ? 4 : 2);
+    ck_assert_int_eq(schedule_parse(name, &wanted, &err), MF_OK);
+    while(j < list.count && !schedule_equal(&list.items[j].schedule, &wanted))
+      j++;
+    ck_assert_msg(j < list.count, "%s is no candidate", name);
+  }
+  candidate_list_free(&list);
 }
 END_TEST
 
@@ -245,7 +297,9 @@ int main(void)
   tcase_add_loop_test(tc, names_round_trip, 0, 4);
   tcase_add_test(tc, an_older_name_is_read);
   tcase_add_test(tc, bad_names_are_refused);
+  tcase_add_test(tc, named_schedules_and_no_others);
   tcase_add_loop_test(tc, default_effort_has_enough_candidates, 0, 4);
+  tcase_add_test(tc, kernels_are_varied_together);
   tcase_add_test(tc, rejections_have_a_rule);
   tcase_add_test(tc, same_call_same_list);
   tcase_add_loop_test(tc, unserved_shapes_name_the_rule, 0, (int)(sizeof(unserved) / sizeof(unserved[0])));

@@ -259,6 +259,15 @@ static int each_spec(const char *dir, file_fn *fn)
   return count;
 }
 
+/* `qualify` has something to judge by: the error of the quantisation fits, one copy of the weights fits, two do not. */
+static void check_limits(const struct model_spec *spec)
+{
+  const double weights = spec->problem.experts * problem_expert_bytes(&spec->problem);
+  ck_assert(spec->limits.max_error >= 0.06 && spec->limits.max_error <= 0.1);
+  ck_assert(spec->limits.min_speedup > 1);
+  ck_assert(spec->limits.max_memory_bytes > 1.01 * weights && spec->limits.max_memory_bytes < 1.1 * weights);
+}
+
 static void check_model_file(const char *path, const char *stem)
 {
   struct model_spec spec;
@@ -268,6 +277,8 @@ static void check_model_file(const char *path, const char *stem)
   ck_assert_msg(spec.source[0] != '\0', "%s has no source", path);
   ck_assert_int_eq(problem_validate(&spec.problem, &err), MF_OK);
   check_round_trip(&spec);
+  if(strcmp(stem, "tiny") != 0) /* no model */
+    check_limits(&spec);
 }
 
 static void check_device_file(const char *path, const char *stem)

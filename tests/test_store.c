@@ -362,7 +362,7 @@ struct sample_text {
 static bool take_sample(void *context, const struct sample *smp)
 {
   struct sample_text *out = context;
-  snprintf(out->text + strlen(out->text), sizeof(out->text) - strlen(out->text), "%d:%g/%g ", smp->round, smp->us, smp->floor_us);
+  snprintf(out->text + strlen(out->text), sizeof(out->text) - strlen(out->text), "%d:%g/%g%s ", smp->round, smp->us, smp->floors.copy_us, smp->floors.tensor_us == 3 ? "+" : isnan(smp->floors.tensor_us) ? "" : "?");
   return --out->stop_after != 0;
 }
 
@@ -376,7 +376,7 @@ static const char *samples_text(struct store *st, int64_t candidate, const char 
 
 static struct sample some_sample(int64_t candidate, int round, double us)
 {
-  return (struct sample){.candidate_id = candidate, .tokens = 4, .routing = ROUTING_ZIPF, .seed = 4000000000u, .round = round, .us = us, .floor_us = 2};
+  return (struct sample){.candidate_id = candidate, .tokens = 4, .routing = ROUTING_ZIPF, .seed = 4000000000u, .round = round, .us = us, .floors = {2, NAN}};
 }
 
 START_TEST(samples_by_key)
@@ -397,8 +397,9 @@ START_TEST(samples_by_key)
   ck_assert_str_eq(samples_text(st, rows.candidate, "k1", 4, ROUTING_ZIPF, 4000000000u, 2), "0:10/2 1:11/2 ");
   ck_ok(store_begin_run(st, "tune --retime", NVRTC, DRIVER, &run, &err)); /* another run's sample of the same round is kept beside it */
   smp[1].us = 20;
+  smp[1].floors.tensor_us = 3;
   ck_ok(store_put_samples(st, run, "k1", &smp[1], 1, &err));
-  ck_assert_str_eq(samples_text(st, rows.candidate, "k1", 4, ROUTING_ZIPF, 4000000000u, -1), "0:10/2 0:20/2 1:11/2 2:12/2 ");
+  ck_assert_str_eq(samples_text(st, rows.candidate, "k1", 4, ROUTING_ZIPF, 4000000000u, -1), "0:10/2 0:20/2+ 1:11/2 2:12/2 ");
   ck_assert_int_eq(number(st, "SELECT count(*) FROM sample WHERE made_at IS NOT NULL"), 5);
   store_close(st);
 }

@@ -1,6 +1,7 @@
 /* test_store_faults.c - files that are no store, permissions, two writers, migrations: one clear line, and nothing touched. */
 #include "store_fixture.h"
 
+#include <math.h>
 #include <signal.h>
 #include <sys/wait.h>
 
@@ -130,7 +131,7 @@ START_TEST(newer)
 {
   struct store *st = open_store();
   store_close(st);
-  raw_sql(path, "PRAGMA journal_mode=DELETE; PRAGMA user_version=2");
+  raw_sql(path, "PRAGMA journal_mode=DELETE; PRAGMA user_version=99");
   refused(MF_ERR_STORE, "newer moeforge");
 }
 END_TEST
@@ -145,7 +146,7 @@ START_TEST(newer_in_the_log)
   if(child == 0) {
     sqlite3 *db;
     sqlite3_open(path, &db);
-    sqlite3_exec(db, "PRAGMA user_version=2", NULL, NULL, NULL);
+    sqlite3_exec(db, "PRAGMA user_version=99", NULL, NULL, NULL);
     _exit(0);
   }
   ck_assert_int_eq(waitpid(child, NULL, 0), child);
@@ -336,8 +337,9 @@ START_TEST(version_zero_is_migrated)
   char *bytes, *now;
   make_version_zero();
   bytes = file_bytes(path, &before);
-  ck_fails(store_open(path, true, &st, &err), MF_ERR_STORE); /* readers do not migrate */
-  ck_says("brings it up to date");
+  st = open_reader_of(path); /* of a copy that is migrated */
+  ck_assert_int_eq(number(st, "PRAGMA user_version"), STORE_SCHEMA_VERSION);
+  store_close(st);
   now = file_bytes(path, &after);
   ck_assert_uint_eq(before, after);
   ck_assert_mem_eq(bytes, now, before);
@@ -353,18 +355,66 @@ START_TEST(version_zero_is_migrated)
 }
 END_TEST
 
+/* Format 1 with a winner and a sample in it: what it does not know is not known afterwards, the rest is as it was. */
+static void make_version_one(void)
+{
+  struct store *st = open_store();
+  const struct rows rows = put_rows(st, "a", 256, 132);
+  const struct sample smp = {.candidate_id = rows.candidate, .tokens = 1, .us = 9, .floors = {7, 8}};
+  put_winner(st, &rows, 1, 8, 20, false);
+  ck_ok(store_put_samples(st, rows.run, "k", &smp, 1, &err));
+  store_close(st);
+  raw_sql(path, "ALTER TABLE sample DROP COLUMN floor_tensor_us; ALTER TABLE winner DROP COLUMN floor_tensor_us; ALTER TABLE winner DROP COLUMN floor_copy_us;"
+                "PRAGMA journal_mode=DELETE; PRAGMA user_version=1");
+}
+
+static void winner_without_floors(struct store *st)
+{
+  const struct winner_list list = list_winners(st, "a");
+  ck_assert_uint_eq(list.count, 1);
+  ck_assert_double_eq(list.items[0].us, 20);
+  ck_assert_double_eq(list.items[0].floor_us, 10);
+  ck_assert(isnan(list.items[0].floors.copy_us) && isnan(list.items[0].floors.tensor_us));
+  ck_assert_int_eq(number(st, "SELECT count(*) FROM sample WHERE us=9 AND floor_us=7 AND floor_tensor_us IS NULL"), 1);
+}
+
+START_TEST(version_one_has_no_measured_floors)
+{
+  struct store *st;
+  size_t before, after;
+  char *bytes, *now;
+  make_version_one();
+  bytes = file_bytes(path, &before);
+  st = open_reader_of(path);
+  winner_without_floors(st);
+  store_close(st);
+  now = file_bytes(path, &after);
+  ck_assert_uint_eq(before, after);
+  ck_assert_mem_eq(bytes, now, before);
+  free(bytes);
+  free(now);
+  st = open_store();
+  winner_without_floors(st);
+  ck_ok(store_ship(st, shipped, &err));
+  store_close(st);
+  st = open_reader_of(shipped);
+  ck_assert_int_eq(number(st, "SELECT count(*) FROM winner WHERE floor_us=10 AND floor_copy_us IS NULL"), 1);
+  store_close(st);
+}
+END_TEST
+
 START_TEST(steps_are_run_once_in_order)
 {
   static const struct store_migration steps[] = {
-      {1, "this was done long ago"},
-      {2, "ALTER TABLE run ADD COLUMN host TEXT NOT NULL DEFAULT 'unknown'"},
-      {3, "UPDATE run SET host='here'"},
+      {STORE_SCHEMA_VERSION, "this was done long ago"},
+      {STORE_SCHEMA_VERSION + 1, "ALTER TABLE run ADD COLUMN host TEXT NOT NULL DEFAULT 'unknown'"},
+      {STORE_SCHEMA_VERSION + 2, "UPDATE run SET host='here'"},
   };
   struct store *st = open_store();
   int64_t run;
   ck_ok(store_begin_run(st, "tune", NVRTC, DRIVER, &run, &err));
   ck_ok(store_migrate(st, steps, 2, &err));
-  ck_assert_int_eq(number(st, "PRAGMA user_version"), 2);
+  ck_assert_int_eq(number(st, "PRAGMA user_version"), STORE_SCHEMA_VERSION + 1);
   ck_assert_int_eq(number(st, "SELECT host='unknown' FROM run"), 1);
   ck_ok(store_migrate(st, steps, 3, &err));
   ck_assert_int_eq(number(st, "SELECT host='here' FROM run"), 1);
@@ -377,11 +427,11 @@ END_TEST
 
 START_TEST(failed_step_is_undone)
 {
-  static const struct store_migration steps[] = {{2, "ALTER TABLE run ADD COLUMN host TEXT; INSERT INTO no_such_table VALUES(1)"}};
+  static const struct store_migration steps[] = {{99, "ALTER TABLE run ADD COLUMN host TEXT; INSERT INTO no_such_table VALUES(1)"}};
   struct store *st = open_store();
   ck_fails(store_migrate(st, steps, 1, &err), MF_ERR_STORE);
-  ck_says("migrating to format 2");
-  ck_assert_int_eq(number(st, "PRAGMA user_version"), 1);
+  ck_says("migrating to format 99");
+  ck_assert_int_eq(number(st, "PRAGMA user_version"), STORE_SCHEMA_VERSION);
   ck_assert_int_eq(number(st, "SELECT count(*) FROM pragma_table_info('run') WHERE name='host'"), 0);
   store_close(st);
 }
@@ -403,7 +453,7 @@ int main(void)
       {"files", {not_sqlite, another_programs_database, another_programs_database_with_a_log, truncated, damaged_inside, newer, newer_in_the_log}},
       {"places", {places_that_cannot_be_used, read_only_folder, read_only_file}},
       {"writers", {second_writer_waits_then_says_who, lock_is_of_the_file_not_of_its_name, one_writer_at_a_time, another_programs_transaction}},
-      {"migrations", {version_zero_is_migrated, steps_are_run_once_in_order, failed_step_is_undone, released_steps_are_ascending}},
+      {"migrations", {version_zero_is_migrated, version_one_has_no_measured_floors, steps_are_run_once_in_order, failed_step_is_undone, released_steps_are_ascending}},
   };
   return run_groups("store faults", groups, sizeof(groups) / sizeof(groups[0]));
 }

@@ -1,6 +1,7 @@
 /* test_store_loss.c - full disks and kills: what was reported as stored stays stored, and nothing is there by half. */
 #include "store_fixture.h"
 
+#include <math.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -161,7 +162,7 @@ static void write_samples(int fd, int64_t candidate, int64_t run, int first)
   for(round = first;; round++) {
     struct sample smp[3];
     for(i = 0; i < 3; i++)
-      smp[i] = (struct sample){.candidate_id = candidate, .tokens = i + 1, .seed = 1, .round = round, .us = 10, .floor_us = 7};
+      smp[i] = (struct sample){.candidate_id = candidate, .tokens = i + 1, .seed = 1, .round = round, .us = 10, .floors = {7, NAN}};
     if(store_put_samples(st, run, "key", smp, 3, &why) != MF_OK || write(fd, &round, sizeof(round)) != (ssize_t)sizeof(round))
       _exit(2);
   }

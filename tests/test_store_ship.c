@@ -9,8 +9,8 @@ static struct rows put_everything(struct store *st)
 {
   const struct rows rows = put_rows(st, "a", 256, 132);
   const int64_t loser = put_candidate(st, &rows, "none/loser", 1);
-  const struct sample smp[2] = {{.candidate_id = rows.candidate, .tokens = 1, .us = 9, .floor_us = 7},
-                                {.candidate_id = loser, .tokens = 1, .us = 19, .floor_us = 7}};
+  const struct sample smp[2] = {{.candidate_id = rows.candidate, .tokens = 1, .us = 9, .floors = {7, 8}},
+                                {.candidate_id = loser, .tokens = 1, .us = 19, .floors = {7, 8}}};
   const struct verdict why = {.stage = "space", .rule = "r"};
   const struct check_result result = {.passed = true, .worst = {[GATE_H] = 8e-3}};
   const struct artifact unused = some_artifact(2);

@@ -27,6 +27,8 @@ START_TEST(winners_round_trip)
   ck_assert_int_eq(list.items[1].candidate_id, a.candidate);
   ck_assert_double_eq(list.items[1].us, 20);
   ck_assert_double_eq(list.items[1].floor_us, 10);
+  ck_assert_double_eq(list.items[1].floors.copy_us, 10);
+  ck_assert_double_eq(list.items[1].floors.tensor_us, 15);
   ck_assert_double_eq(list.items[1].default_us, 30);
   ck_assert_double_eq(list.items[1].us_low, 19.75);
   ck_assert_double_eq(list.items[1].us_high, 20.25);

@@ -21,6 +21,7 @@ struct script {
   int fail_at;                     /* fails at this call of round(), 0: never */
   enum mf_status failure;
   int bad_us_at;                   /* reports 0 us at this call */
+  int tensor_from;                 /* the tensor floor is known from this call on; 0: never */
   /* open profile */
   size_t index[MAX_CANDIDATES], count;
   int tokens, launches;
@@ -72,7 +73,7 @@ static enum mf_status open_profile(void *context, const size_t *index, size_t co
   return MF_OK;
 }
 
-static enum mf_status scripted_round(void *context, int round, double *us, double *floor_us, double *active, struct error *why)
+static enum mf_status scripted_round(void *context, int round, double *us, struct floor_times *floors, double *active, struct error *why)
 {
   const double machine = dev.clock * (1 + dev.drift * round);
   size_t i;
@@ -87,7 +88,7 @@ static enum mf_status scripted_round(void *context, int round, double *us, doubl
     dev.runs[c]++;
     dev.spent_us += us[i] * dev.launches;
   }
-  *floor_us = 5 * machine;
+  *floors = (struct floor_times){5 * machine, dev.tensor_from > 0 && dev.rounds_run >= dev.tensor_from ? 6 * machine : (double)NAN};
   *active = 8;
   if(dev.rounds_run == dev.bad_us_at)
     us[0] = 0;
@@ -239,8 +240,27 @@ START_TEST(right_winner)
   ck_assert_double_le(rows[7].objective_low, rows[7].objective_us);
   ck_assert_double_ge(rows[7].objective_high, rows[7].objective_us);
   ck_assert_double_lt(rows[7].objective_high, rows[0].objective_low);
-  ck_assert_double_eq_tol(rows[7].objective_floor_us, 5, 1e-9);
+  ck_assert_double_eq_tol(rows[7].objective_floors.copy_us, 5, 1e-9);
   ck_assert_uint_eq(rows[7].candidate, 7);
+}
+END_TEST
+
+/* The tensor floor's median is over the rounds that have it; without any it is not known. */
+START_TEST(tensor_floor)
+{
+  ck_ok(race(2, 4, NULL));
+  ck_assert(isnan(rows[0].objective_floors.tensor_us) && isnan(rows[0].floors[0].tensor_us));
+  ck_assert_double_eq_tol(rows[0].objective_floors.copy_us, 5, 1e-9);
+  setup();
+  dev.tensor_from = policy.heat_rounds + policy.final_rounds; /* the last round of the first input: the others have it in all */
+  ck_ok(race(2, 4, NULL));
+  ck_assert_double_eq_tol(rows[0].floors[0].tensor_us, 6, 1e-9);
+  ck_assert_double_eq_tol(rows[0].objective_floors.tensor_us, 6, 1e-9);
+  setup();
+  dev.tensor_from = policy.heat_rounds + policy.final_rounds + 1; /* the first input has none: nor has the mix */
+  ck_ok(race(2, 4, NULL));
+  ck_assert(isnan(rows[0].objective_floors.tensor_us));
+  ck_assert_double_eq_tol(rows[0].floors[1].tensor_us, 6, 1e-9);
 }
 END_TEST
 
@@ -460,7 +480,7 @@ START_TEST(impossible_samples_are_measured_again)
 {
   ck_ok(race(1, 4, NULL));
   mem.samples[0].us = 0;
-  mem.samples[1].floor_us = (double)NAN;
+  mem.samples[1].floors.copy_us = (double)NAN;
   mem.samples[2].round = -1;
   dev.rounds_run = 0;
   ck_ok(race(1, 4, NULL));
@@ -552,7 +572,7 @@ int main(void)
   TCase *tcase = tcase_create(name);
   SRunner *runner;
   const TTest *const tests[] = {
-      median_and_interval, interval_covers, right_winner, slow_ones_leave, best_round_counts, default_and_incumbent_never_leave, no_more_than_max_finalists,
+      median_and_interval, interval_covers, right_winner, tensor_floor, slow_ones_leave, best_round_counts, default_and_incumbent_never_leave, no_more_than_max_finalists,
       objective_is_the_mix, drift_cancels, runs_are_not_pooled_blindly, kernel_that_does_not_take_the_tokens, warm_store_measures_nothing,
       interrupted_and_resumed, profiles_stay_open, new_candidate_runs_alone, retime_takes_the_latest, impossible_samples_are_measured_again, failures_are_passed_up,
       sink_failure_ends_it, impossible_time, wrong_arguments, progress_is_told, default_policy_is_affordable,

@@ -533,7 +533,7 @@ static const struct {
   const char *spec, *schedule;
 } compiled[] = {
     {"specs/models/qwen3.5-35b-a3b.yaml", "stream/ring4-ld2-la4-fl3-fd2-st0-rk1"},
-    {"specs/models/qwen3.5-35b-a3b.yaml", "stream/ring10-ld4-la4-fl4-fd4-st0-rk1-ho2"},
+    {"specs/models/qwen3.5-35b-a3b.yaml", "stream/ring10-ld4-la4-fl4-fd4-st0-rk1-ho1"},
     {"specs/models/qwen3.5-35b-a3b.yaml", "stream/ring10-ld4-la4-fl4-fd4-st0-rk1-ho0-pd1"},
     {"specs/models/qwen3.5-122b-a10b.yaml", "stream/ring6-ld4-la4-fl4-fd4-st0-rk1"},
     {"specs/models/glm-5-tp8.yaml", "stream/ring8-ld4-la2-fl4-fd4-st0-rk1"},
@@ -562,7 +562,7 @@ static void compile_one(const char *template_dir, int which, bool traced, char k
   }
   ck_assert_msg(closure_collect(template_dir, art.source, &closure, &err) == MF_OK, "%s", err.text);
   ck_assert_msg(nvrtc_open(&nvrtc, &err) == MF_OK, "%s", err.text);
-  ck_assert_msg(compile_artifact(nvrtc, &closure, "sm_90a", false, &art, &err) == MF_OK, "%s", err.text);
+  ck_assert_msg(compile_artifact(nvrtc, &closure, "sm_90a", COMPILE_PLAIN, &art, &err) == MF_OK, "%s", err.text);
   ck_assert_int_eq(art.spill_bytes, 0);
   ck_assert_int_eq(art.stack_bytes, 0);
   ck_assert(!art.wgmma_serialised);
@@ -604,6 +604,7 @@ static const struct {
     {"trace", 2, "expected one shape or spec file"},
     {"trace specs/models/tiny.yaml --device emu --tokens 1,2", 2, "one token count"},
     {"trace specs/models/tiny.yaml --device emu --routing sideways", 2, "expected uniform, zipf"},
+    {"trace specs/models/tiny.yaml --device emu --routing uniform,zipf", 2, "expected one routing, got 2"},
     {"trace specs/models/tiny.yaml --device emu --launches 9", 2, "from 1 to 8"},
     {"trace specs/models/tiny.yaml --device emu --schedule stream/nonsense", 2, "moeforge: --schedule: schedule \"stream/nonsense\": expected \"ring<number>\""},
     {"trace specs/models/tiny.yaml --device emu --schedule stream/ring4-ld4-la4-fl6-fd2-st0-rk1", 4, "rule flight"},

@@ -188,6 +188,42 @@ START_TEST(debug_kernels_are_never_winners)
 }
 END_TEST
 
+/* tests/gpu/coexist on the package of a test, with the steps that a scripted GPU can play; its launches in graphs write zeros, which must be found. */
+static void expect_coexist(const char *steps, int code, const char *says)
+{
+  char command[8192], text[8192] = "";
+  FILE *f;
+  snprintf(command, sizeof(command), "'%s/gpu/coexist' '%s/p.moeforge' %s 2>&1", tool.libraries, tool.folder, steps);
+  f = popen(command, "r");
+  ck_assert_ptr_nonnull(f);
+  ck_assert_uint_lt(fread(text, 1, sizeof(text) - 1, f), sizeof(text) - 1);
+  ck_assert_msg(WEXITSTATUS(pclose(f)) == code && strstr(text, says) != NULL, "%s: %s", command, text);
+}
+
+/* Winners of a part of the space, or of kernels for a sanitizer, are exported and not shipped. */
+START_TEST(what_does_not_serve_is_not_shipped)
+{
+  char *winners;
+  tool_gpu(&tool, "libfakegpu.so", "sms=132");
+  tool_run(&tool, TUNE " --line-info --schedule stream/ring10-ld4-la2-fl4-fd4-st0-rk1-ho2");
+  tool_expect(&tool, 0);
+  winners = query("work.db", "SELECT c.schedule FROM winner w JOIN candidate c ON c.id=w.candidate_id");
+  ck_assert_str_eq(winners, "stream/ring10-ld4-la2-fl4-fd4-st0-rk1-ho2|\n");
+  free(winners);
+  ck_assert_int_eq(number("work.db", "SELECT count(*) FROM artifact WHERE instr(cubin, CAST('handoff.cuh' AS BLOB)) > 0"), 1);
+  tool_run(&tool, "export tiny -o %s/p.moeforge", tool.folder);
+  tool_expect(&tool, 0);
+  expect_coexist("poison pair", 0, "all as alone");
+  expect_coexist("graph", 1, "8 of 8 launches are not as alone");
+  expect_coexist("poison nosuch", 2, "no step \"nosuch\"");
+  tool_run(&tool, "show tiny --store %s/nothing.db", tool.folder);
+  ck_assert_msg(tool.code != 0 || strstr(tool.out, "-ho2") == NULL, "%s", tool.out);
+  tool_run(&tool, TUNE " --line-info --store moeforge-work.db");
+  tool_expect(&tool, 2);
+  tool_says(&tool, err, "a --store of its own");
+}
+END_TEST
+
 START_TEST(an_interrupt_is_orderly)
 {
   pid_t pid;
@@ -245,7 +281,7 @@ END_TEST
 int main(void)
 {
   Suite *suite = suite_create("tune");
-  TCase *tc = tcase_create("all");
+  TCase *tc = tcase_create("all"), *apart = tcase_create("apart");
   SRunner *runner;
   int failed;
   tcase_add_checked_fixture(tc, begin, end);
@@ -259,6 +295,10 @@ int main(void)
   tcase_add_test(tc, package_from_spec_to_file);
   tcase_set_timeout(tc, 300);
   suite_add_tcase(suite, tc);
+  tcase_add_checked_fixture(apart, begin, end);
+  tcase_add_test(apart, what_does_not_serve_is_not_shipped);
+  tcase_set_timeout(apart, 300);
+  suite_add_tcase(suite, apart);
   runner = srunner_create(suite);
   srunner_run_all(runner, CK_NORMAL);
   failed = srunner_ntests_failed(runner);

@@ -356,7 +356,8 @@ enum mf_status check_judge(const struct mf_problem *problem, uint64_t layer_seed
     if(gate_order[i].decisive)
       break;
   }
-  raise_worst(&result->worst_error, j.worst_error);
+  if(tc->data != CASE_TINY_SCALE) /* there the operator as it must be quantised gives zeros: an error of 1, of every kernel */
+    raise_worst(&result->worst_error, j.worst_error);
   free(j.h);
   free(j.y_given_h);
   return j.rc;

@@ -41,12 +41,13 @@ struct check_result {
   bool passed;
   enum gate failed_gate;      /* first failing gate */
   double worst[GATES];        /* worst value seen per gate over the cases so far; infinite where no number says how bad it is */
-  double worst_error;         /* largest relative L2 error of a token against the unquantised operator so far (not a gate: spec_limits.max_error);
+  double worst_error;         /* largest relative L2 error of a token against the unquantised operator so far, but in tiny_scale, where quantisation gives
+                               * zeros and the error is 1 (not a gate: spec_limits.max_error);
                                * 0: not on record */
   char detail[256];           /* "h: token 3 expert 17: 4.1e-2 > 7.0e-4 (B=5 zipf normal seed 2)" */
 };
 
-#define CHECK_POLICY_VERSION 1
+#define CHECK_POLICY_VERSION 2
 #define CHECK_MAX_CASES 512
 /* The cases for token counts lo..hi: every count x routing kind x data kind that is worth it, several seeds. Returns their number. */
 int check_cases(const struct mf_problem *problem, int tokens_lo, int tokens_hi, struct test_case *out, int max);

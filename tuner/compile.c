@@ -16,9 +16,19 @@
 #define LOG_MAX_BYTES (16u << 20)
 #define CUBIN_MAX_BYTES (256u << 20)
 
-/* What every compilation gets beside the architecture. No line info: it would put paths into the cubin. */
+/* What every compilation gets beside the architecture. */
 static const char *const common_options[] = {"--std=c++17", "--ptxas-options=-v"};
-static const char debug_option[] = "-DMF_WATCHDOG=1";
+/* And what each build gets beside that; NULL: nothing more. */
+static const char *const build_options[][2] = {
+    [COMPILE_PLAIN] = {"", NULL},
+    [COMPILE_DEBUG] = {"-DMF_WATCHDOG=1", NULL},
+    [COMPILE_LINE_INFO] = {"--generate-line-info", NULL},
+    [COMPILE_SYNCCHECK] = {"--generate-line-info", "-DMF_UNALIGNED_BARRIERS=1"},
+};
+/* From 12.9 on NVRTC keeps results for later processes, in the driver's cache (~/.nv/ComputeCache), but not their logs; older ones refuse the option.
+ * It changes no code and is no part of the key. */
+static const char no_cache_option[] = "--no-cache";
+#define FIRST_NVRTC_WITH_CACHE 12090
 
 const char *compile_arch(int cc_major, int cc_minor)
 {
@@ -36,7 +46,7 @@ static void hash_text(struct sha256 *ctx, const char *text)
   sha256_add(ctx, text, length);
 }
 
-void compile_key(struct artifact *art, const struct closure *closure, int nvrtc_number, const char *arch, bool debug)
+void compile_key(struct artifact *art, const struct closure *closure, int nvrtc_number, const char *arch, enum compile_build build)
 {
   struct sha256 ctx;
   unsigned char digest[32];
@@ -48,7 +58,8 @@ void compile_key(struct artifact *art, const struct closure *closure, int nvrtc_
   hash_text(&ctx, arch);
   for(size_t i = 0; i < sizeof(common_options) / sizeof(common_options[0]); i++)
     hash_text(&ctx, common_options[i]);
-  hash_text(&ctx, debug ? debug_option : "");
+  for(int i = 0; i < 2 && build_options[build][i] != NULL; i++)
+    hash_text(&ctx, build_options[build][i]);
   hash_text(&ctx, art->source);
   for(int i = 0; i < closure->count; i++) {
     hash_text(&ctx, closure->name[i]);
@@ -130,7 +141,8 @@ static enum mf_status fetch_cubin(struct nvrtc *nvrtc, void *program, struct art
 }
 
 /* Runs the compiler and fetches log and cubin. */
-static enum mf_status run_compiler(struct nvrtc *nvrtc, void *program, const char *arch, bool debug, struct artifact *art, struct error *err)
+static enum mf_status run_compiler(struct nvrtc *nvrtc, void *program, const char *arch, enum compile_build build, struct artifact *art,
+                                   struct error *err)
 {
   char arch_option[64], first[ERROR_TEXT_MAX / 2];
   const char *options[MAX_OPTIONS] = {arch_option};
@@ -139,8 +151,10 @@ static enum mf_status run_compiler(struct nvrtc *nvrtc, void *program, const cha
   snprintf(arch_option, sizeof(arch_option), "--gpu-architecture=%s", arch);
   for(size_t i = 0; i < sizeof(common_options) / sizeof(common_options[0]); i++)
     options[noptions++] = common_options[i];
-  if(debug)
-    options[noptions++] = debug_option;
+  for(int i = 0; i < 2 && build != COMPILE_PLAIN && build_options[build][i] != NULL; i++)
+    options[noptions++] = build_options[build][i];
+  if(nvrtc->number >= FIRST_NVRTC_WITH_CACHE)
+    options[noptions++] = no_cache_option;
   result = nvrtc->compile(program, noptions, options);
   rc = fetch_log(nvrtc, program, art, err);
   if(rc != MF_OK)
@@ -224,7 +238,8 @@ static void forget_result(struct artifact *art)
   art->wgmma_serialised = false;
 }
 
-enum mf_status compile_artifact(struct nvrtc *nvrtc, const struct closure *closure, const char *arch, bool debug, struct artifact *art, struct error *err)
+enum mf_status compile_artifact(struct nvrtc *nvrtc, const struct closure *closure, const char *arch, enum compile_build build, struct artifact *art,
+                                struct error *err)
 {
   const double start = seconds_now();
   struct program_text texts;
@@ -241,7 +256,7 @@ enum mf_status compile_artifact(struct nvrtc *nvrtc, const struct closure *closu
     rc = nvrtc_failed(nvrtc, "nvrtcCreateProgram", result, err);
     goto out;
   }
-  rc = run_compiler(nvrtc, program, arch, debug, art, err);
+  rc = run_compiler(nvrtc, program, arch, build, art, err);
   if(rc == MF_OK)
     rc = read_usage(art, err);
   art->compile_seconds = seconds_now() - start;

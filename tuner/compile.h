@@ -33,12 +33,19 @@ void closure_free(struct closure *closure);
 
 /* Architecture name for NVRTC of a compute capability: 9.0 -> "sm_90a". NULL if the kernels cannot run there. */
 const char *compile_arch(int cc_major, int cc_minor);
-/* Fills in art->compile_key from art->source. 'debug' builds have the watchdog. */
-void compile_key(struct artifact *art, const struct closure *closure, int nvrtc_version, const char *arch, bool debug);
+enum compile_build {
+  COMPILE_PLAIN,     /* what serves */
+  COMPILE_DEBUG,     /* with the watchdog */
+  COMPILE_LINE_INFO, /* the same code with line information, which puts paths into the cubin */
+  COMPILE_SYNCCHECK, /* likewise, with CTA barriers in the form that compute-sanitizer's synccheck can follow */
+};
+/* Fills in art->compile_key from art->source. */
+void compile_key(struct artifact *art, const struct closure *closure, int nvrtc_version, const char *arch, enum compile_build build);
 /* Compiles art->source in this process; fills in cubin, log and the resource fields (the largest over its kernels, if there are several; spills of
  * all). MF_ERR_COMPILE: err has the compiler's first error, the log all of them. MF_ERR_CORRUPT: cubin and log disagree. MF_ERR_TOOLKIT: NVRTC itself
  * does not work. */
-enum mf_status compile_artifact(struct nvrtc *nvrtc, const struct closure *closure, const char *arch, bool debug, struct artifact *art, struct error *err);
+enum mf_status compile_artifact(struct nvrtc *nvrtc, const struct closure *closure, const char *arch, enum compile_build build, struct artifact *art,
+                                struct error *err);
 void artifact_free(struct artifact *art);
 
 /* Reads a cubin (ELF): registers, stack, static shared memory of 'kernel', from its attributes (spills are in the log only); and the bytes of a

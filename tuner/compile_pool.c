@@ -62,7 +62,7 @@ static enum mf_status send_job(struct slot *slot, const struct pool *p, struct e
     strbuf_add(&packed, job->closure->name[i], strlen(job->closure->name[i]) + 1);
     strbuf_add(&packed, job->closure->text[i], strlen(job->closure->text[i]) + 1);
   }
-  request.head = json_pack("{s:s, s:s, s:s, s:b}", "op", COMPILE_OP_COMPILE, "name", job->art->name, "arch", p->opt->arch, "debug", (int)p->opt->debug);
+  request.head = json_pack("{s:s, s:s, s:s, s:i}", "op", COMPILE_OP_COMPILE, "name", job->art->name, "arch", p->opt->arch, "build", (int)p->opt->build);
   request.blob[0] = job->art->source;
   request.blob_bytes[0] = strlen(job->art->source);
   request.blob[1] = packed.text;

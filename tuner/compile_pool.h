@@ -20,7 +20,7 @@ struct compile_pool {
   int jobs;             /* most children at a time, at least 1 */
   int timeout_ms;       /* per artifact; 0: COMPILE_TIMEOUT_MS */
   const char *arch;     /* compile_arch() */
-  bool debug;
+  enum compile_build build;
   void *context;        /* for the two functions */
   /* Job 'index' is finished, in no particular order: MF_OK with the artifact filled in; MF_ERR_COMPILE, MF_ERR_CORRUPT (with the log, if there is
    * one), MF_ERR_WORKER, MF_ERR_TIMEOUT, MF_ERR_NOMEM with the reason. Anything but MF_OK ends the run with that status; err may be filled in. */

@@ -73,14 +73,14 @@ static enum mf_status compile_request(struct nvrtc *nvrtc, const struct frame *r
   struct artifact art = {0};
   struct closure closure;
   const char *name = NULL, *arch = NULL;
-  int debug = 0;
+  int build = COMPILE_PLAIN;
   enum mf_status rc;
-  if(json_unpack(request->head, "{s:s, s:s, s:b}", "name", &name, "arch", &arch, "debug", &debug) != 0 || request->blob[0] == NULL ||
+  if(json_unpack(request->head, "{s:s, s:s, s:i}", "name", &name, "arch", &arch, "build", &build) != 0 || build < COMPILE_PLAIN || build > COMPILE_SYNCCHECK || request->blob[0] == NULL ||
      !unpack_closure(request->blob[1], request->blob_bytes[1], &closure))
     return error_set(err, MF_ERR_INTERNAL, "malformed compile request");
   snprintf(art.name, sizeof(art.name), "%s", name);
   art.source = request->blob[0]; /* frames end in a NUL beyond their size */
-  rc = compile_artifact(nvrtc, &closure, arch, debug != 0, &art, err);
+  rc = compile_artifact(nvrtc, &closure, arch, (enum compile_build)build, &art, err);
   answer_artifact(&art, answer);
   return rc;
 }

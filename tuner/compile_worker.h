@@ -1,7 +1,7 @@
 /* compile_worker.h - the frames between compile_pool.c (parent) and compile_worker.c (child).
  *
  *   request   {"op": "toolkit"}
- *             {"op": "compile", "name", "arch", "debug"}      blob 0: source   blob 1: closure, "name\0text\0" for each file
+ *             {"op": "compile", "name", "arch", "build"}      blob 0: source   blob 1: closure, "name\0text\0" for each file
  *   answer    {"status", "error", "nvrtc", "path"}            to "toolkit"
  *             {"status", "error", "registers", ...}           blob 0: cubin    blob 1: log */
 #ifndef MOEFORGE_TUNER_COMPILE_WORKER_H

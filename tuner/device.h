@@ -80,15 +80,12 @@ struct device_ops {
   enum mf_status (*run_case)(struct device *dev, struct device_kernel *kernel, const struct test_case *tc, int layer, int replays, int timeout_ms,
                              struct device_output *out, struct error *err);
   /* Prepares timing of 'count' kernels under one profile: a graph of at least 'launches' launches for each, over all layers, other routing in each
-   * launch; and one of the floor kernel for the same experts. Ends a profile that was open. MF_REJECTED if the weights would not be cold. */
+   * launch; and one of each floor kernel for the same experts. Ends a profile that was open. MF_REJECTED if the weights would not be cold. */
   enum mf_status (*open_profile)(struct device *dev, struct device_kernel *const *kernels, int count, int tokens, enum routing_kind routing, uint32_t seed,
                                  int launches, struct error *err);
-  /* One interleaved round in a rotated order: us[i] per launch for each kernel with run[i] true (NAN for the others), *floor_us, and active experts
-   * (mean). */
-  enum mf_status (*time_round)(struct device *dev, const bool *run, int round, double *us, double *floor_us, double *active, struct error *err);
-  /* Microseconds per launch of the two floor kernels alone, for the open profile: long copies of bytes, and the layout as the profile's first kernel reads it
-   * (NAN if that is not known). */
-  enum mf_status (*time_floors)(struct device *dev, double us[2], struct error *err);
+  /* One interleaved round in a rotated order: us[i] per launch for each kernel with run[i] true (NAN for the others), those of the two floor kernels, and
+   * active experts (mean). */
+  enum mf_status (*time_round)(struct device *dev, const bool *run, int round, double *us, struct floor_times *floors, double *active, struct error *err);
   /* Makes graphs for the open profile in which each launch comes behind a router, the kernel in the module 'router', which writes its x and logits: for
    * every kernel BEHIND_PLAIN, and for those whose recipe has MF_RECIPE_PDL the other kinds as well. Of these, what the driver refuses is left
    * out; *refused says why (MF_OK: nothing was). MF_ERR_CHECK: some output differs from what the same kernel writes behind a plain edge. */

@@ -396,7 +396,8 @@ enum mf_status device_client_open_profile(struct device_client *client, const in
   return rc;
 }
 
-enum mf_status device_client_round(struct device_client *client, const bool *run, int round, double *us, double *floor_us, double *active, struct error *err)
+enum mf_status device_client_round(struct device_client *client, const bool *run, int round, double *us, struct floor_times *floors, double *active,
+                                   struct error *err)
 {
   struct frame req = request_new("round"), reply;
   const json_t *times;
@@ -416,22 +417,11 @@ enum mf_status device_client_round(struct device_client *client, const bool *run
     rc = bad_reply(client, "time for each kernel", err);
   for(size_t i = 0; rc == MF_OK && i < json_array_size(times); i++)
     us[i] = wire_read_number(json_array_get(times, i));
-  *floor_us = wire_read_number(json_object_get(reply.head, "floor_us"));
+  floors->copy_us = wire_read_number(json_object_get(reply.head, "floor_us"));
+  floors->tensor_us = wire_read_number(json_object_get(reply.head, "floor_tensor_us"));
   *active = wire_read_number(json_object_get(reply.head, "active"));
   frame_free(&reply);
   return rc;
-}
-
-enum mf_status device_client_floors(struct device_client *client, double us[2], struct error *err)
-{
-  struct frame req = request_new("floors"), reply;
-  const enum mf_status rc = transact(client, &req, ROUND_LIMIT_MS, &reply, NULL, NULL, err);
-  if(rc != MF_OK)
-    return rc;
-  us[0] = wire_read_number(json_object_get(reply.head, "bytes_us"));
-  us[1] = wire_read_number(json_object_get(reply.head, "tensor_us"));
-  frame_free(&reply);
-  return MF_OK;
 }
 
 enum mf_status device_client_open_behind(struct device_client *client, const void *router, size_t bytes, struct error *refused, struct error *err)

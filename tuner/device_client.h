@@ -22,8 +22,7 @@
  *   {"op":"reference","cache_dir","scaling","layer","threads"} + struct mf_problem + struct test_case -> {}
  *   {"op":"lock"}                                        -> {}, after {"waiting":"..."} frames
  *   {"op":"profile","kernels":[handle],"tokens","routing","seed","launches"} -> {}
- *   {"op":"round","round","run":[bool]}                  -> {"us":[n],"floor_us","active"}
- *   {"op":"floors"}                                      -> {"bytes_us","tensor_us"}
+ *   {"op":"round","round","run":[bool]}                  -> {"us":[n],"floor_us","floor_tensor_us","active"}
  *   {"op":"behind"} + router cubin                       -> {["refused":"..."]}
  *   {"op":"behind_round","round"}                        -> {"us":[n]}
  *   {"op":"trace","kernel"} + struct device_trace       -> {} + the part of the workspace
@@ -100,10 +99,8 @@ enum mf_status device_client_lock(struct device_client *client, device_notify_fn
 enum mf_status device_client_open_profile(struct device_client *client, const int *kernels, int count, int tokens, enum routing_kind routing, uint32_t seed,
                                           int launches, struct error *err);
 /* run: one per kernel of the profile, or NULL for all. us: NAN where run is false. */
-enum mf_status device_client_round(struct device_client *client, const bool *run, int round, double *us, double *floor_us, double *active, struct error *err);
-
-/* As in device_ops.time_floors. */
-enum mf_status device_client_floors(struct device_client *client, double us[2], struct error *err);
+enum mf_status device_client_round(struct device_client *client, const bool *run, int round, double *us, struct floor_times *floors, double *active,
+                                   struct error *err);
 
 /* As in device_ops: (kernels of the profile + 1) * BEHIND_KINDS times. */
 enum mf_status device_client_open_behind(struct device_client *client, const void *router, size_t bytes, struct error *refused, struct error *err);

@@ -454,7 +454,6 @@ const struct device_ops device_cuda = {
     .run_case = cuda_run_case,
     .open_profile = cuda_open_profile,
     .time_round = cuda_time_round,
-    .time_floors = cuda_time_floors,
     .open_behind = cuda_open_behind,
     .time_behind = cuda_time_behind,
     .trace = cuda_trace,

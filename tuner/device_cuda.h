@@ -97,8 +97,7 @@ enum mf_status cuda_run_case(struct device *dev, struct device_kernel *kernel, c
                              struct device_output *out, struct error *err);
 enum mf_status cuda_open_profile(struct device *dev, struct device_kernel *const *kernels, int count, int tokens, enum routing_kind routing, uint32_t seed,
                                  int launches, struct error *err);
-enum mf_status cuda_time_round(struct device *dev, const bool *run, int round, double *us, double *floor_us, double *active, struct error *err);
-enum mf_status cuda_time_floors(struct device *dev, double us[2], struct error *err);
+enum mf_status cuda_time_round(struct device *dev, const bool *run, int round, double *us, struct floor_times *floors, double *active, struct error *err);
 enum mf_status cuda_open_behind(struct device *dev, const void *router, size_t bytes, struct error *refused, struct error *err);
 enum mf_status cuda_time_behind(struct device *dev, int round, double *us, struct error *err);
 void cuda_close_behind(struct device *dev);

@@ -4,7 +4,7 @@
  * n launches: launch i has its own x, logits and out, and the weights of layer i % L. The floor kernel gets a graph of the same shape that reads
  * exactly the experts that launch i activates, computed on the CPU by the reference's routing.
  *
- *   round:  floor | kernel a | kernel b | ... | floor         order of the kernels rotated from round to round
+ *   round:  floor | kernel a | kernel b | ... | floor | tensor floor         order of the kernels rotated from round to round
  *   kernel: replay (untimed) , event , TIMED_REPLAYS replays , event      all enqueued at once
  *
  * The untimed replay brings the kernel's code and the workspace into the caches (the weights of the first layers are long out of L2 when the timed
@@ -254,8 +254,9 @@ static enum mf_status make_graphs(struct device *dev, const struct inputs *in, s
   if(back == NULL)
     return error_set(err, MF_ERR_NOMEM, "no memory for the outputs of a profile");
   rc = cuda_capture(dev, enqueue_content, &(struct content){.in = in}, &pf->floor, err);
-  if(rc == MF_OK && cuda_has_tensor_floor(dev, pf->kernels[0]))
-    rc = cuda_capture(dev, enqueue_content, &(struct content){.tensor = pf->kernels[0], .in = in}, &pf->floor_tensor, err);
+  for(int i = 0; i < pf->count && rc == MF_OK && pf->floor_tensor == NULL; i++)
+    if(cuda_has_tensor_floor(dev, pf->kernels[i]))
+      rc = cuda_capture(dev, enqueue_content, &(struct content){.tensor = pf->kernels[i], .in = in}, &pf->floor_tensor, err);
   for(int i = 0; i < pf->count && rc == MF_OK; i++) {
     rc = cuda_capture(dev, enqueue_content, &(struct content){.kernel = pf->kernels[i], .in = in}, &pf->graphs[i], err);
     if(rc == MF_OK)
@@ -368,7 +369,7 @@ static enum mf_status time_pass(struct device *dev, const bool *run, int round, 
   return rc == MF_OK ? cuda_time_graph(dev, pf->floor, &floor_us[1], err) : rc;
 }
 
-enum mf_status cuda_time_round(struct device *dev, const bool *run, int round, double *us, double *floor_us, double *active, struct error *err)
+enum mf_status cuda_time_round(struct device *dev, const bool *run, int round, double *us, struct floor_times *floors, double *active, struct error *err)
 {
   double ends[2] = {0, 0};
   enum mf_status rc = MF_OK;
@@ -379,19 +380,9 @@ enum mf_status cuda_time_round(struct device *dev, const bool *run, int round, d
     if(fmax(ends[0], ends[1]) <= DRIFT_RATIO * fmin(ends[0], ends[1]))
       break;
   }
-  *floor_us = (ends[0] + ends[1]) / 2;
+  *floors = (struct floor_times){(ends[0] + ends[1]) / 2, NAN};
   *active = dev->profile.active;
-  return rc;
-}
-
-enum mf_status cuda_time_floors(struct device *dev, double us[2], struct error *err)
-{
-  enum mf_status rc;
-  if(dev->profile.floor == NULL)
-    return error_set(err, MF_ERR_USAGE, "time_floors: no profile is open");
-  us[1] = NAN;
-  rc = cuda_time_graph(dev, dev->profile.floor, &us[0], err);
   if(rc == MF_OK && dev->profile.floor_tensor != NULL)
-    rc = cuda_time_graph(dev, dev->profile.floor_tensor, &us[1], err);
+    rc = cuda_time_graph(dev, dev->profile.floor_tensor, &floors->tensor_us, err);
   return rc;
 }

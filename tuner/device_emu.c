@@ -283,15 +283,9 @@ static enum mf_status emu_open_profile(struct device *dev, struct device_kernel 
   return error_set(err, MF_ERR_UNSUPPORTED, "the emulated device has no times: they need a GPU");
 }
 
-static enum mf_status emu_time_round(struct device *dev, const bool *run, int round, double *us, double *floor_us, double *active, struct error *err)
+static enum mf_status emu_time_round(struct device *dev, const bool *run, int round, double *us, struct floor_times *floors, double *active, struct error *err)
 {
-  (void)dev, (void)run, (void)round, (void)us, (void)floor_us, (void)active;
-  return error_set(err, MF_ERR_UNSUPPORTED, "the emulated device has no times: they need a GPU");
-}
-
-static enum mf_status emu_time_floors(struct device *dev, double us[2], struct error *err)
-{
-  (void)dev, (void)us;
+  (void)dev, (void)run, (void)round, (void)us, (void)floors, (void)active;
   return error_set(err, MF_ERR_UNSUPPORTED, "the emulated device has no times: they need a GPU");
 }
 
@@ -328,7 +322,6 @@ const struct device_ops device_emu = {
     .run_case = emu_run_case,
     .open_profile = emu_open_profile,
     .time_round = emu_time_round,
-    .time_floors = emu_time_floors,
     .open_behind = emu_open_behind,
     .time_behind = emu_time_behind,
     .trace = emu_trace,

@@ -7,6 +7,7 @@
 #include "device_worker.h"
 #include "worker.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -252,7 +253,8 @@ static enum mf_status do_round(struct child *c, const struct frame *req, struct 
 {
   const json_t *wanted = json_object_get(req->head, "run");
   bool run[MAX_KERNELS];
-  double us[MAX_KERNELS], floor_us = 0, active = 0;
+  struct floor_times floors = {0, NAN};
+  double us[MAX_KERNELS], active = 0;
   json_t *times;
   int round = 0;
   enum mf_status rc = need_device(c, err);
@@ -263,28 +265,17 @@ static enum mf_status do_round(struct child *c, const struct frame *req, struct 
   for(int i = 0; i < c->profile_kernels; i++)
     run[i] = wanted == NULL || json_is_true(json_array_get(wanted, (size_t)i));
   if(rc == MF_OK)
-    rc = c->ops->time_round(c->dev, run, round, us, &floor_us, &active, err);
+    rc = c->ops->time_round(c->dev, run, round, us, &floors, &active, err);
   if(rc != MF_OK)
     return rc;
   times = json_array();
   for(int i = 0; i < c->profile_kernels; i++)
     json_array_append_new(times, wire_number(us[i]));
   json_object_set_new(reply->head, "us", times);
-  json_object_set_new(reply->head, "floor_us", wire_number(floor_us));
+  json_object_set_new(reply->head, "floor_us", wire_number(floors.copy_us));
+  json_object_set_new(reply->head, "floor_tensor_us", wire_number(floors.tensor_us));
   json_object_set_new(reply->head, "active", wire_number(active));
   return MF_OK;
-}
-
-static enum mf_status do_floors(struct child *c, const struct frame *req, struct frame *reply, struct error *err)
-{
-  double us[2] = {0, 0};
-  enum mf_status rc = need_device(c, err);
-  (void)req;
-  if(rc == MF_OK)
-    rc = c->ops->time_floors(c->dev, us, err);
-  json_object_set_new(reply->head, "bytes_us", wire_number(us[0]));
-  json_object_set_new(reply->head, "tensor_us", wire_number(us[1]));
-  return rc;
 }
 
 static enum mf_status do_behind(struct child *c, const struct frame *req, struct frame *reply, struct error *err)
@@ -345,7 +336,7 @@ static const struct {
 } requests[] = {
     {"probe", answer_probe}, {"doctor", answer_doctor}, {"tool", answer_tool},   {"reference", answer_reference}, {"open", do_open},   {"problem", do_problem},
     {"kernel", do_kernel}, {"unload", do_unload}, {"check", do_check}, {"lock", do_lock},         {"profile", do_profile}, {"round", do_round},
-    {"floors", do_floors}, {"behind", do_behind}, {"behind_round", do_behind_round}, {"trace", do_trace},
+    {"behind", do_behind}, {"behind_round", do_behind_round}, {"trace", do_trace},
 };
 
 static enum mf_status answer(struct child *c, const struct frame *req, struct frame *reply, struct error *err)

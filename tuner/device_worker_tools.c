@@ -131,7 +131,7 @@ enum mf_status answer_tool(struct child *c, const struct frame *req, struct fram
   if(rc == MF_OK)
     rc = closure_collect(template_dir, art.source, &closure, err);
   if(rc == MF_OK)
-    rc = compile_artifact(nvrtc, &closure, arch, false, &art, err);
+    rc = compile_artifact(nvrtc, &closure, arch, COMPILE_PLAIN, &art, err);
   /* Compiled, but the log does not say what each kernel uses: with several kernels in a file NVRTC's threads write into one log at once, and lines get
    * lost (seen on a 16-core machine). It matters for candidates, which have one kernel each, not for tools; their symbols are checked when they are loaded. */
   if(rc == MF_ERR_CORRUPT && art.cubin != NULL)

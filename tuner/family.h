@@ -16,8 +16,8 @@ struct knob {
   const char *tag;           /* short form in file names: "ring" */
   const char *help;          /* one line, with the unit */
   bool compile_time;         /* in the cubin; else in the recipe only */
-  bool primary;              /* default effort takes the product over these, the others are varied one at a time */
-  int nvalues;               /* 0: it is not varied: it follows from the token count (default_schedule), or timing cannot judge it */
+  bool primary;              /* default effort takes the product over these; the others: see space.h */
+  int nvalues;               /* 0: it follows from the token count (default_schedule), or timing cannot judge it: it is not varied */
   int values[KNOB_MAX_VALUES]; /* ascending */
   bool added;                /* schedules that were stored before there was the knob have values[0]; only the last knobs can be such. Names do not show
                               * that value if the knob is not varied */

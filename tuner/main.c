@@ -41,17 +41,18 @@ static const char usage_text[] =
     "  -o FILE               output\n"
     "  --device NAME         auto (default), none, cuda, cuda:N, or a device spec to plan for (h100-pcie); tune: also emu, emu:SPEC,\n"
     "                        which checks the numbers on an emulated GPU (needs a C++ compiler) and predicts the times\n"
-    "  --tokens LIST         token counts, e.g. 1-8 or 1,2,4: instead of the spec's\n"
-    "  --schedule LIST       bench: schedules to time beside the winners, comma-separated; fuzz, trace: the one to run (default: the default)\n"
+    "  --tokens LIST         token counts, e.g. 1-8 or 1,2,4: instead of the spec's; bench: instead of all that winners serve\n"
+    "  --schedule LIST       tune: the only schedules to try, comma-separated; bench: those to time beside the winners; fuzz, trace: the one to run\n"
+    "                        (default: the default)\n"
     "  --behind              bench: behind another kernel, with and without programmatic dependent launch\n"
-    "  --routing KIND        trace: uniform (default), zipf, dispersed, concentrated\n"
+    "  --routing LIST        uniform, zipf, dispersed, concentrated: bench: those to time (default: all four); trace: one (default: uniform)\n"
     "  --launches N          trace: how many launches are traced, at most 8\n"
     "  --seeds N             fuzz: how many (default 100)\n"
     "  --seed N              fuzz: the first (default 1); trace: of the inputs\n"
     "  --effort LEVEL        quick, default, exhaustive\n"
     "  --jobs N              compile workers; fuzz: workers (default: the number of cores)\n"
     "  --check-jobs N        check workers (default: a quarter of the cores, at most 4; emulated: all cores)\n"
-    "  --store FILE          work store (default: moeforge-work.db)\n"
+    "  --store FILE          work store (default: " DEFAULT_STORE_PATH ")\n"
     "  --db FILE             shipped schedules (default: schedules.db)\n"
     "  --templates DIR       kernel templates (default: beside the program, or ./templates)\n"
     "  --gen DIR             where emitted kernels are written (default: gen)\n"
@@ -64,6 +65,8 @@ static const char usage_text[] =
     "  --retime              measure again what earlier runs have measured\n"
     "  --allow-predicted     export: winners that were only predicted\n"
     "  --debug               tune: kernels with the watchdog, checked but not timed\n"
+    "  --line-info           tune: kernels with line information, for compute-sanitizer; not for serving, and into a --store of their own\n"
+    "  --synccheck           tune: the same, with barriers as compute-sanitizer's synccheck wants them\n"
     "  --json                results as JSON\n"
     "  --quiet               no progress\n"
     "\n"
@@ -86,7 +89,7 @@ struct command_line {
 enum option_code {
   OPT_DEVICE = 256, OPT_TOKENS, OPT_EFFORT, OPT_JOBS, OPT_CHECK_JOBS, OPT_STORE, OPT_DB, OPT_TEMPLATES, OPT_GEN, OPT_DEVICES, OPT_TIMEOUT, OPT_RETIME,
   OPT_DEBUG, OPT_JSON, OPT_QUIET, OPT_TP, OPT_TP_RANK, OPT_EP, OPT_EP_RANK, OPT_NAME, OPT_REJECTS, OPT_PREDICTED, OPT_SCHEDULE, OPT_SEEDS, OPT_SEED, OPT_KEY, OPT_SIGNATURE, OPT_BASELINE, OPT_SPEC,
-  OPT_ROUTING, OPT_LAUNCHES, OPT_BEHIND
+  OPT_ROUTING, OPT_LAUNCHES, OPT_BEHIND, OPT_LINE_INFO, OPT_SYNCCHECK
 };
 
 static const struct option long_options[] = {
@@ -107,7 +110,8 @@ static const struct option long_options[] = {
     {"key", required_argument, NULL, OPT_KEY},          {"signature", required_argument, NULL, OPT_SIGNATURE},
     {"schedule", required_argument, NULL, OPT_SCHEDULE},   {"version", no_argument, NULL, 'V'},
     {"routing", required_argument, NULL, OPT_ROUTING},  {"launches", required_argument, NULL, OPT_LAUNCHES},
-    {"behind", no_argument, NULL, OPT_BEHIND},          {NULL, 0, NULL, 0},
+    {"behind", no_argument, NULL, OPT_BEHIND},          {"line-info", no_argument, NULL, OPT_LINE_INFO},
+    {"synccheck", no_argument, NULL, OPT_SYNCCHECK}, {NULL, 0, NULL, 0},
 };
 
 static bool is_there(const char *path)
@@ -150,7 +154,7 @@ static void default_options(struct command_line *cl)
   if(opt->cxx == NULL || opt->cxx[0] == '\0')
     opt->cxx = "c++";
   opt->gen_dir = "gen";
-  opt->store_path = "moeforge-work.db";
+  opt->store_path = DEFAULT_STORE_PATH;
   opt->shipped_path = "schedules.db";
   opt->device = "auto";
   opt->effort = EFFORT_DEFAULT;
@@ -183,12 +187,18 @@ static enum mf_status parse_both(const char *option, const char *text, int high,
   return rc;
 }
 
-static enum mf_status parse_routing(const char *text, enum routing_kind *out, struct error *err)
+static enum mf_status parse_routings(const char *list, struct options *opt, struct error *err)
 {
-  *out = routing_from_name(text);
-  if(*out != ROUTING_KINDS)
-    return MF_OK;
-  return error_set(err, MF_ERR_USAGE, "--routing: expected uniform, zipf, dispersed or concentrated, got \"%s\"", text);
+  char text[128], *rest = text, *name;
+  snprintf(text, sizeof(text), "%s", list);
+  opt->nroutings = 0;
+  while((name = strsep(&rest, ",")) != NULL) {
+    const enum routing_kind kind = routing_from_name(name);
+    if(kind == ROUTING_KINDS || opt->nroutings == ROUTING_KINDS)
+      return error_set(err, MF_ERR_USAGE, "--routing: expected uniform, zipf, dispersed or concentrated, got \"%s\"", list);
+    opt->routings[opt->nroutings++] = kind;
+  }
+  return MF_OK;
 }
 
 static enum mf_status take_option(struct command_line *cl, int code, const char *value, struct error *err)
@@ -214,11 +224,13 @@ static enum mf_status take_option(struct command_line *cl, int code, const char 
     case OPT_TIMEOUT: return parse_both("timeout-ms", value, 600000, &opt->timeout_ms, &opt->emulation_timeout_ms, err);
     case OPT_SEEDS: return parse_int("seeds", value, 1, 1000000, &opt->seeds, err);
     case OPT_SEED: return parse_int("seed", value, 0, INT_MAX - 1000000, &opt->first_seed, err);
-    case OPT_ROUTING: return parse_routing(value, &opt->routing, err);
+    case OPT_ROUTING: return parse_routings(value, opt, err);
     case OPT_LAUNCHES: return parse_int("launches", value, 1, 8, &opt->launches, err);
     case OPT_BEHIND: opt->behind = true; return MF_OK;
     case OPT_RETIME: opt->retime = true; return MF_OK;
-    case OPT_DEBUG: opt->debug = true; return MF_OK;
+    case OPT_DEBUG: opt->build = COMPILE_DEBUG; return MF_OK;
+    case OPT_LINE_INFO: opt->build = COMPILE_LINE_INFO; return MF_OK;
+    case OPT_SYNCCHECK: opt->build = COMPILE_SYNCCHECK; return MF_OK;
     case OPT_JSON: opt->json = true; return MF_OK;
     case OPT_QUIET: opt->quiet = true; return MF_OK;
     case OPT_TP: return parse_int("tp", value, 1, 64, &cl->tp, err);

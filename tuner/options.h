@@ -2,8 +2,11 @@
 #ifndef MOEFORGE_TUNER_OPTIONS_H
 #define MOEFORGE_TUNER_OPTIONS_H
 
+#include "compile.h"
 #include "space.h"
 #include "types.h"
+
+#define DEFAULT_STORE_PATH "moeforge-work.db"
 
 struct options {
   const char *program;       /* path of this executable */
@@ -22,20 +25,21 @@ struct options {
   const char *signature;     /* verify: signature file; NULL: the package's name with .sig */
   const char *baseline;      /* qualify: measurements to compare with; NULL */
   const char *spec;          /* qualify: the spec whose limits count; NULL: specs/models/<shape>.yaml */
-  const char *schedules;     /* --schedule: names, comma-separated, to time beside the winners; NULL */
+  const char *schedules;     /* --schedule: names, comma-separated: bench times them beside the winners, tune tries no others; NULL */
   bool behind;               /* bench: behind another kernel, with and without programmatic dependent launch */
   enum effort effort;
   int jobs;                  /* compile workers */
   int check_jobs;            /* concurrent check workers */
   int emulation_jobs;        /* the same on the emulated device */
   int seeds, first_seed;     /* fuzz; trace: the seed of the inputs */
-  enum routing_kind routing; /* trace */
+  enum routing_kind routings[ROUTING_KINDS]; /* --routing: bench: those to time; trace: the first */
+  int nroutings;             /* 0: not given */
   int launches;              /* trace: how many, 0: as many as is usual on the device */
   bool json;
   bool quiet;                /* no progress */
   bool retime;               /* ignore samples of earlier runs */
   bool allow_predicted;      /* export what was only predicted */
-  bool debug;                /* kernels with the watchdog */
+  enum compile_build build;  /* other kernels than those that serve */
   int timeout_ms;            /* of one kernel launch in checks */
   int emulation_timeout_ms;  /* the same on the emulated device */
 };

@@ -28,11 +28,18 @@ struct table {
   bool predicted, emulated, stale, failed; /* predicted: without a check; emulated: with one on the emulated device */
 };
 
+/* Times that may be not known. */
+static json_t *known(double us)
+{
+  return us > 0 ? json_real(us) : json_null();
+}
+
 static bool add_json(struct table *t, const struct winner *win)
 {
-  json_t *row = json_pack("{s:s, s:s, s:i, s:i, s:s, s:f, s:f, s:f, s:f, s:f, s:s, s:s}", "shape", win->shape_name, "device", win->device_name, "tokens_min",
+  json_t *row = json_pack("{s:s, s:s, s:i, s:i, s:s, s:f, s:f, s:f, s:f, s:o, s:o, s:f, s:s, s:s}", "shape", win->shape_name, "device", win->device_name, "tokens_min",
                           win->tokens_min, "tokens_max", win->tokens_max, "schedule", win->schedule_name, "us", win->us, "us_low", win->us_low, "us_high",
-                          win->us_high, "floor_us", win->floor_us, "default_us", win->default_us, "status", report_status(win), "made_at", win->made_at);
+                          win->us_high, "floor_us", win->floor_us, "floor_copy_us", known(win->floors.copy_us), "floor_tensor_us", known(win->floors.tensor_us),
+                          "default_us", win->default_us, "status", report_status(win), "made_at", win->made_at);
   if(row != NULL && win->floor_us > 0)
     json_object_set_new(row, "floor_ratio", json_real(win->us / win->floor_us));
   if(row != NULL && win->default_us > 0)
@@ -50,15 +57,21 @@ static void print_header(struct table *t, const struct winner *win)
   if(strcmp(t->shape, win->shape_name) == 0 && strcmp(t->device, win->device_name) == 0)
     return;
   fprintf(t->to, "%s%s on %s\n", t->count > 0 ? "\n" : "", win->shape_name, win->device_name);
-  fprintf(t->to, "  %-7s %9s %9s %7s %9s %8s  %-10s  %s\n", "tokens", "us", "floor us", "x floor", "default", "x def.", "status", "schedule");
+  fprintf(t->to, "  %-7s %9s %8s %8s %9s %7s %9s %8s  %-10s  %s\n", "tokens", "us", "copies", "tensor", "floor us", "x floor", "default", "x def.", "status",
+          "schedule");
   snprintf(t->shape, sizeof(t->shape), "%s", win->shape_name);
   snprintf(t->device, sizeof(t->device), "%s", win->device_name);
+}
+
+static void known_text(double us, char out[16])
+{
+  snprintf(out, 16, us > 0 ? "%.2f" : "-", us);
 }
 
 static bool add_row(void *context, const struct winner *win)
 {
   struct table *t = context;
-  char tokens[32], floor_ratio[16] = "-", default_us[16] = "-", default_ratio[16] = "-";
+  char tokens[32], copies[16], tensor[16], default_us[16], floor_ratio[16] = "-", default_ratio[16] = "-";
   if(t->rows == NULL) {
     print_header(t, win);
     if(win->tokens_min == win->tokens_max)
@@ -67,11 +80,12 @@ static bool add_row(void *context, const struct winner *win)
       snprintf(tokens, sizeof(tokens), "%d-%d", win->tokens_min, win->tokens_max);
     if(win->floor_us > 0 && !win->predicted)
       snprintf(floor_ratio, sizeof(floor_ratio), "%.3f", win->us / win->floor_us);
-    if(win->default_us > 0) {
-      snprintf(default_us, sizeof(default_us), "%.2f", win->default_us);
+    if(win->default_us > 0)
       snprintf(default_ratio, sizeof(default_ratio), "%.3f", win->us / win->default_us);
-    }
-    fprintf(t->to, "  %-7s %9.2f %9.2f %7s %9s %8s  %-10s  %s\n", tokens, win->us, win->floor_us, floor_ratio, default_us, default_ratio,
+    known_text(win->default_us, default_us);
+    known_text(win->floors.copy_us, copies);
+    known_text(win->floors.tensor_us, tensor);
+    fprintf(t->to, "  %-7s %9.2f %8s %8s %9.2f %7s %9s %8s  %-10s  %s\n", tokens, win->us, copies, tensor, win->floor_us, floor_ratio, default_us, default_ratio,
             win->predicted && win->checked ? "predicted*" : report_status(win), win->schedule_name);
   }
   t->count++;

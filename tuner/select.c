@@ -146,7 +146,8 @@ static void fill_times(const struct selection *sel, int t, struct winner *win)
   win->us = row->objective_us;
   win->us_low = row->objective_low;
   win->us_high = row->objective_high;
-  win->floor_us = row->objective_floor_us;
+  win->floor_us = row->objective_floors.copy_us;
+  win->floors = row->objective_floors;
   win->default_us = sel->standard[t] < sel->count ? sel->rows[t][sel->standard[t]].objective_us : 0;
   win->regret = worst_regret(sel, t, sel->chosen[t]);
 }
@@ -231,9 +232,9 @@ static enum mf_status predict_row(const struct model_spec *spec, int tokens, con
   for(r = 0; r < spec->nmix; r++) {
     const double us = family->predict_us(&spec->problem, &cand->schedule, dev, tokens, active[r]);
     row->median_us[r] = row->low_us[r] = row->high_us[r] = us;
-    row->floor_us[r] = floor_us(&spec->problem, dev, active[r]);
+    row->floors[r] = (struct floor_times){floor_us(&spec->problem, dev, active[r]), NAN};
     row->objective_us += spec->mix[r].weight * us;
-    row->objective_floor_us += spec->mix[r].weight * row->floor_us[r];
+    row->objective_floors.copy_us += spec->mix[r].weight * row->floors[r].copy_us;
   }
   row->objective_low = row->objective_high = row->objective_us;
   return MF_OK;
@@ -272,8 +273,10 @@ enum mf_status select_predicted(const struct model_spec *spec, const int *tokens
   }
   if(rc == MF_OK)
     rc = select_winners(spec, tokens, ntokens, candidates, count, (const struct timing_row *const *)rows, winners, nwinners, err);
-  for(i = 0; i < *nwinners; i++)
+  for(i = 0; i < *nwinners; i++) {
     winners[i].predicted = true;
+    winners[i].floors = (struct floor_times){NAN, NAN}; /* by formula only */
+  }
 out:
   for(t = 0; t < MAX_TOKEN_COUNTS; t++)
     free(rows[t]);

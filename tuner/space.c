@@ -119,14 +119,16 @@ static enum mf_status product(struct walk *w, const struct schedule *base, const
   }
 }
 
-/* Each knob for which 'select' is true alone, the others as in 'base'. */
-static enum mf_status one_at_a_time(struct walk *w, const struct schedule *base, const bool *select)
+/* Each knob for which 'select' is true alone, the others as in 'base'; one of the kernel itself with all values of 'together', which may be NULL. */
+static enum mf_status one_at_a_time(struct walk *w, const struct schedule *base, const bool *select, const bool *together)
 {
   for(int k = 0; k < base->family->nknobs; k++) {
     bool only[MAX_KNOBS] = {false};
     enum mf_status rc;
     if(!select[k])
       continue;
+    if(together != NULL && base->family->knobs[k].compile_time)
+      memcpy(only, together, sizeof(only));
     only[k] = true;
     rc = product(w, base, only);
     if(rc != MF_OK)
@@ -138,21 +140,22 @@ static enum mf_status one_at_a_time(struct walk *w, const struct schedule *base,
 static enum mf_status walk_from_default(struct walk *w, const struct schedule *base, enum effort effort)
 {
   const struct family_ops *family = base->family;
-  bool primary[MAX_KNOBS] = {false}, arguments[MAX_KNOBS] = {false}, secondary[MAX_KNOBS] = {false}, all[MAX_KNOBS] = {false};
+  bool primary[MAX_KNOBS] = {false}, arguments[MAX_KNOBS] = {false}, kernels[MAX_KNOBS] = {false}, secondary[MAX_KNOBS] = {false}, all[MAX_KNOBS] = {false};
   enum mf_status rc;
   for(int k = 0; k < family->nknobs; k++) {
     if(family->knobs[k].nvalues == 0)
       continue;
     primary[k] = family->knobs[k].primary;
     arguments[k] = family->knobs[k].primary && !family->knobs[k].compile_time;
+    kernels[k] = family->knobs[k].primary && family->knobs[k].compile_time;
     secondary[k] = !family->knobs[k].primary;
     all[k] = true;
   }
   switch(effort) {
-    case EFFORT_QUICK: return one_at_a_time(w, base, arguments);
+    case EFFORT_QUICK: return one_at_a_time(w, base, arguments, NULL);
     case EFFORT_DEFAULT:
       rc = product(w, base, primary);
-      return rc != MF_OK ? rc : one_at_a_time(w, base, secondary);
+      return rc != MF_OK ? rc : one_at_a_time(w, base, secondary, kernels);
     case EFFORT_EXHAUSTIVE: return product(w, base, all);
   }
   return MF_ERR_INTERNAL;
@@ -216,6 +219,39 @@ enum mf_status space_enumerate_counts(const struct mf_problem *problem, const st
     rc = error_set(err, MF_ERR_UNSUPPORTED, "every schedule is over a limit of %s (see `moeforge plan`)", dev->name);
   free(w.rejected);
   return rc;
+}
+
+static enum mf_status consider_named(struct walk *w, const char *name, const int *tokens, int ntokens)
+{
+  struct schedule sched;
+  struct verdict why = {.detail = "no token count is asked for"};
+  bool wanted = false;
+  enum mf_status rc = schedule_parse(name, &sched, w->err);
+  if(rc != MF_OK)
+    return rc;
+  for(int i = 0; i < ntokens && !wanted; i++)
+    wanted = sched.family->serves(w->problem, tokens[i], w->dev, &why) == MF_OK;
+  if(!wanted)
+    return error_set(w->err, MF_ERR_UNSUPPORTED, "schedule %s: %s", name, why.detail);
+  rc = limits_before_compile(w->problem, &sched, w->dev, &why);
+  if(rc != MF_OK)
+    return error_set(w->err, rc, "schedule %s: rule %s: %s", name, why.rule != NULL ? why.rule : "none", why.detail);
+  return consider(w, &sched, false);
+}
+
+enum mf_status space_enumerate_names(const struct mf_problem *problem, const struct device_info *dev, const int *tokens, int ntokens, const char *names,
+                                     struct candidate_list *list, struct error *err)
+{
+  struct walk w = {.problem = problem, .dev = dev, .list = list, .err = err, .first = list->count};
+  char *text = strdup(names), *rest = text, *name;
+  enum mf_status rc = text != NULL ? MF_OK : error_set(err, MF_ERR_NOMEM, "out of memory");
+  while(rc == MF_OK && (name = strsep(&rest, ",")) != NULL)
+    rc = name[0] != '\0' ? consider_named(&w, name, tokens, ntokens) : MF_OK;
+  if(rc == MF_OK && list->count == w.first)
+    rc = error_set(err, MF_ERR_USAGE, "no schedule is named");
+  free(text);
+  free(w.rejected);
+  return rc == MF_OK ? MF_OK : error_prefix(err, "--schedule");
 }
 
 void candidate_list_free(struct candidate_list *list)

@@ -2,7 +2,8 @@
  *
  * The space is the product of the knobs' values of each family that serves the problem. Effort picks a subset:
  *   EFFORT_QUICK       the defaults, and the primary knobs that need no other kernel varied one at a time
- *   EFFORT_DEFAULT     the product over the primary knobs, and every other knob varied one at a time around the default
+ *   EFFORT_DEFAULT     the product over the primary knobs; every other knob varied one at a time around the default, and one that needs another
+ *                      kernel together with the primary ones that do
  *   EFFORT_EXHAUSTIVE  the whole product
  * The order is deterministic, defaults first. Rejected combinations go to the caller's function with the rule that rejected them. */
 #ifndef MOEFORGE_TUNER_SPACE_H
@@ -30,6 +31,10 @@ enum mf_status space_enumerate_counts(const struct mf_problem *problem, const st
 /* The same for every count lo..hi. */
 enum mf_status space_enumerate(const struct mf_problem *problem, const struct device_info *dev, int tokens_lo, int tokens_hi, enum effort effort,
                                struct candidate_list *list, space_reject_fn *reject, void *context, struct error *err);
+/* Appends the schedules that 'names' lists, comma-separated, and no others. A name that cannot be read, that no count needs or that a rule rejects is an
+ * error: MF_ERR_USAGE, MF_ERR_NOT_FOUND, MF_ERR_UNSUPPORTED, MF_REJECTED. */
+enum mf_status space_enumerate_names(const struct mf_problem *problem, const struct device_info *dev, const int *tokens, int ntokens, const char *names,
+                                     struct candidate_list *list, struct error *err);
 void candidate_list_free(struct candidate_list *list);
 enum mf_status effort_from_name(const char *name, enum effort *out, struct error *err);
 const char *effort_name(enum effort effort);

@@ -1,7 +1,8 @@
 /* store.c - opening, creating and migrating the store; see store.h.
  *
  * Opening for writing: take the writer's lock, look at the file's bytes (a file that is not ours is left alone before SQLite has seen it),
- * create or connect, migrate. Opening for reading takes no lock: WAL lets readers in beside the writer.
+ * create or connect, migrate. Opening for reading takes no lock: WAL lets readers in beside the writer. A reader of an older format copies the file into memory
+ * and migrates the copy.
  *
  * Creating: the schema is made in <file>.new, which is renamed when complete. So a store is either whole or absent, and never has a rollback
  * journal; a leftover <file>.new is overwritten by the next creator, who holds the lock.
@@ -18,7 +19,8 @@
 /* ---- migrations ---- */
 static const struct store_migration MIGRATIONS[] = {
     {1, STORE_SCHEMA_1},
-    /* {2, STORE_SCHEMA_2}: add the step here and raise STORE_SCHEMA_VERSION */
+    {2, STORE_SCHEMA_2},
+    /* {3, STORE_SCHEMA_3}: add the step here and raise STORE_SCHEMA_VERSION */
 };
 
 const struct store_migration *store_migrations(size_t *count)
@@ -158,15 +160,34 @@ static enum mf_status connect_file(struct store *st, struct error *err)
   return try_connect(st, err);
 }
 
-/* A store that can be used needs the current format; readers do not migrate. */
-static enum mf_status check_version(struct store *st, struct error *err)
+/* Replaces the connection by one to a copy in memory, in the current format. */
+static enum mf_status read_migrated_copy(struct store *st, struct error *err)
+{
+  sqlite3 *file = st->db;
+  size_t count;
+  const struct store_migration *steps = store_migrations(&count);
+  enum mf_status rc;
+  st->db = NULL;
+  rc = store_connect(st, ":memory:", SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, err);
+  if(rc == MF_OK)
+    rc = store_copy(st, file, "reading", err);
+  sqlite3_close(file);
+  st->read_only = false; /* the copy may be written */
+  if(rc == MF_OK)
+    rc = store_migrate(st, steps, count, err);
+  st->read_only = true;
+  return rc;
+}
+
+/* Readers do not migrate the file; a newer one is refused. */
+static enum mf_status read_any_version(struct store *st, struct error *err)
 {
   int64_t version = 0;
   enum mf_status rc = store_int(st, "PRAGMA user_version", &version, err);
-  if(rc == MF_OK && version != STORE_SCHEMA_VERSION)
-    return error_set(err, MF_ERR_STORE, "%s: has format %lld, this moeforge reads format %d: %s", st->path, (long long)version, STORE_SCHEMA_VERSION,
-                     version > STORE_SCHEMA_VERSION ? "use the newer moeforge" : "`moeforge tune` with this --store brings it up to date");
-  return rc;
+  if(rc == MF_OK && version > STORE_SCHEMA_VERSION)
+    return error_set(err, MF_ERR_STORE, "%s: was made by a newer moeforge (format %lld, this one knows up to %d): use that one or name another file", st->path,
+                     (long long)version, STORE_SCHEMA_VERSION);
+  return rc == MF_OK && version < STORE_SCHEMA_VERSION ? read_migrated_copy(st, err) : rc;
 }
 
 /* The shipped file is replaced as a whole by store_ship(); as a work store it would grow samples and a log. */
@@ -210,7 +231,7 @@ static enum mf_status open_reader(struct store *st, struct error *err)
     return error_errno(err, MF_ERR_IO, ENOENT, "%s: cannot be opened (`moeforge tune` makes it)", st->path);
   if(rc == MF_OK)
     rc = connect_file(st, err);
-  return rc == MF_OK ? check_version(st, err) : rc;
+  return rc == MF_OK ? read_any_version(st, err) : rc;
 }
 
 enum mf_status store_open(const char *path, bool read_only, struct store **out, struct error *err)

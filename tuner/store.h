@@ -15,10 +15,10 @@
 
 struct store;
 
-#define STORE_SCHEMA_VERSION 1
+#define STORE_SCHEMA_VERSION 2
 #define STORE_APPLICATION_ID 0x4d464f45 /* "MFOE" */
 
-/* Opens or creates. read_only: never writes, not even a migration. MF_ERR_IO (read-only directory, full disk), MF_ERR_STORE (foreign, truncated,
+/* Opens or creates. read_only: never writes; of an older format it reads a copy in memory that is migrated there. MF_ERR_IO (read-only directory, full disk), MF_ERR_STORE (foreign, truncated,
  * newer, busy). A file that is refused is left as it is. One handle is for one thread. */
 enum mf_status store_open(const char *path, bool read_only, struct store **out, struct error *err);
 void store_close(struct store *st);
@@ -77,7 +77,8 @@ struct winner {
   int64_t shape_id, device_id, candidate_id;
   int tokens_min, tokens_max;
   int tokens_timed;                /* token count that the times are of: the largest tuned one of the interval */
-  double us, floor_us, default_us; /* objective-weighted; default_us 0 if unknown */
+  double us, floor_us, default_us; /* objective-weighted; default_us 0 if unknown; floor_us: the smallest of floor kernels and formula */
+  struct floor_times floors;       /* what the floor kernels measured; NAN: not known */
   double us_low, us_high;          /* confidence interval of us */
   double regret;                   /* worst ratio to the best candidate over the routing inputs */
   bool predicted;                  /* from the cost model: nothing was measured */

@@ -89,6 +89,14 @@ enum mf_status store_exec(struct store *st, const char *sql, const char *doing, 
   return code == SQLITE_OK ? MF_OK : store_sql_error(st, code, doing, err);
 }
 
+enum mf_status store_copy(struct store *st, sqlite3 *from, const char *doing, struct error *err)
+{
+  sqlite3_backup *copy = sqlite3_backup_init(st->db, "main", from, "main");
+  const int code = copy != NULL ? sqlite3_backup_step(copy, -1) : sqlite3_errcode(st->db);
+  sqlite3_backup_finish(copy);
+  return code == SQLITE_DONE ? MF_OK : store_sql_error(st, code, doing, err);
+}
+
 enum mf_status store_int(struct store *st, const char *sql, int64_t *out, struct error *err)
 {
   sqlite3_stmt *stmt = NULL;

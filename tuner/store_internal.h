@@ -80,6 +80,8 @@ void store_disconnect(struct store *st);
 enum mf_status store_sql_error(struct store *st, int code, const char *doing, struct error *err);
 /* Runs statements that return nothing. */
 enum mf_status store_exec(struct store *st, const char *sql, const char *doing, struct error *err);
+/* Copies the main database of 'from' over that of st->db. */
+enum mf_status store_copy(struct store *st, sqlite3 *from, const char *doing, struct error *err);
 /* First column of the first row of an unprepared statement. */
 enum mf_status store_int(struct store *st, const char *sql, int64_t *out, struct error *err);
 

@@ -19,7 +19,6 @@
 static enum mf_status load_shipped(struct store *mem, struct error *err)
 {
   char uri[STORE_PATH_MAX * 3 + 16];
-  sqlite3_backup *copy = NULL;
   sqlite3 *file = NULL;
   enum mf_status rc = store_file_uri(mem->real, "mode=ro", uri, sizeof(uri), err);
   int code;
@@ -28,12 +27,10 @@ static enum mf_status load_shipped(struct store *mem, struct error *err)
   code = sqlite3_open_v2(uri, &file, SQLITE_OPEN_READONLY | SQLITE_OPEN_URI | SQLITE_OPEN_NOMUTEX, NULL);
   if(code == SQLITE_OK) {
     sqlite3_busy_timeout(file, STORE_BUSY_WAIT_MS);
-    copy = sqlite3_backup_init(mem->db, "main", file, "main");
-    code = copy != NULL ? sqlite3_backup_step(copy, -1) : sqlite3_errcode(mem->db);
-    sqlite3_backup_finish(copy);
-  }
-  if(code != SQLITE_OK && code != SQLITE_DONE)
+    rc = store_copy(mem, file, "reading the shipped file", err);
+  } else {
     rc = store_sql_error(mem, code, "reading the shipped file", err);
+  }
   sqlite3_close(file);
   return rc;
 }

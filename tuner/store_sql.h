@@ -73,12 +73,18 @@
   " PRIMARY KEY(shape_id, device_id, tokens_min), CHECK(tokens_min BETWEEN 1 AND tokens_max)) WITHOUT ROWID;"     \
   "CREATE INDEX winner_candidate ON winner(candidate_id);"
 
+/* Version 2: the floors that were measured. NULL in older rows: not known. */
+#define STORE_SCHEMA_2                                                                                            \
+  "ALTER TABLE sample ADD COLUMN floor_tensor_us REAL;"                                                           \
+  "ALTER TABLE winner ADD COLUMN floor_copy_us REAL;"                                                             \
+  "ALTER TABLE winner ADD COLUMN floor_tensor_us REAL;"
+
 /* Private to a connection, in memory: rows that compete for token counts until store_settle() writes what is left of them. 'newer' breaks ties. */
 #define STORE_POOL                                                                                                \
   "CREATE TEMP TABLE IF NOT EXISTS pool(pool_id INTEGER PRIMARY KEY, newer INTEGER, shape_id INTEGER, device_id INTEGER," \
   " tokens_min INTEGER, tokens_max INTEGER, tokens_timed INTEGER, candidate_id INTEGER, run_id INTEGER, us REAL,"  \
   " floor_us REAL, default_us REAL, us_low REAL, us_high REAL, regret REAL, predicted INTEGER, selection_key TEXT," \
-  " timing_policy INTEGER, objective INTEGER, made_at TEXT)"
+  " timing_policy INTEGER, objective INTEGER, made_at TEXT, floor_copy_us REAL, floor_tensor_us REAL)"
 
 /* Connection settings; they change nothing in the file. */
 #define STORE_SETTINGS                                                                                            \
@@ -96,7 +102,8 @@
 
 /* The fields of a winner that do not depend on ids. */
 #define SQL_WINNER_FIGURES                                                                                        \
-  "us, floor_us, default_us, us_low, us_high, regret, predicted, selection_key, timing_policy, objective, made_at"
+  "us, floor_us, default_us, us_low, us_high, regret, predicted, selection_key, timing_policy, objective, made_at,"           \
+  " floor_copy_us, floor_tensor_us"
 
 #define SQL_DEVICE_FIELDS                                                                                         \
   "name, emulated, cc_major, cc_minor, sms, shared_bytes_per_cta, shared_bytes_per_sm, registers_per_sm,"         \
@@ -179,8 +186,8 @@
                                                                                                                   \
   X(SQL_PUT_TIMING, "INSERT OR IGNORE INTO timing(key) VALUES(?1)")                                               \
   X(SQL_PUT_SAMPLE, "INSERT OR REPLACE INTO sample(candidate_id, timing_id, tokens, routing, seed, round, run_id, us, floor_us," \
-    " made_at) VALUES(?1,(SELECT id FROM timing WHERE key=?2),?3,?4,?5,?6,?7,?8,?9," SQL_NOW ")")                 \
-  X(SQL_EACH_SAMPLE, "SELECT round, us, floor_us FROM sample WHERE candidate_id=?1"                               \
+    " floor_tensor_us, made_at) VALUES(?1,(SELECT id FROM timing WHERE key=?2),?3,?4,?5,?6,?7,?8,?9,?10," SQL_NOW ")")          \
+  X(SQL_EACH_SAMPLE, "SELECT round, us, floor_us, floor_tensor_us FROM sample WHERE candidate_id=?1"              \
     " AND timing_id=(SELECT id FROM timing WHERE key=?2) AND tokens=?3 AND routing=?4 AND seed=?5 ORDER BY round, run_id") \
                                                                                                                   \
   X(SQL_EACH_WINNER, "SELECT w.shape_id, w.device_id, w.candidate_id,"                                            \
@@ -189,15 +196,17 @@
     " w.regret, w.predicted, w.selection_key, r.driver_version, r.nvrtc_version, w.made_at,"                      \
     " coalesce(l.driver_version<>0 AND l.driver_version<>r.driver_version,0)"                                     \
     " OR coalesce(l.nvrtc_version<>0 AND l.nvrtc_version<>r.nvrtc_version,0) OR w.timing_policy<?2 OR w.objective<?3," \
-    " coalesce((SELECT k.passed FROM check_result k WHERE k.candidate_id=w.candidate_id ORDER BY k.made_at DESC, k.check_key LIMIT 1),0), d.emulated" \
+    " coalesce((SELECT k.passed FROM check_result k WHERE k.candidate_id=w.candidate_id ORDER BY k.made_at DESC, k.check_key LIMIT 1),0), d.emulated," \
+    " w.floor_copy_us, w.floor_tensor_us"                                                                        \
     " FROM winner w JOIN shape s ON s.id=w.shape_id JOIN device d ON d.id=w.device_id JOIN candidate c ON c.id=w.candidate_id" \
     " JOIN run r ON r.id=w.run_id LEFT JOIN run l ON l.id=" SQL_LATEST_RUN("main", "w.device_id")                 \
     " WHERE ?1 IS NULL OR shown=?1 ORDER BY shown, d.name, w.device_id, w.tokens_min")                            \
                                                                                                                   \
   X(SQL_POOL_CLEAR, "DELETE FROM temp.pool")                                                                      \
   X(SQL_POOL_PUT, "INSERT INTO temp.pool(newer, shape_id, device_id, tokens_min, tokens_max, tokens_timed, candidate_id, run_id," \
-    " us, floor_us, default_us, us_low, us_high, regret, predicted, selection_key, timing_policy, objective, made_at)" \
-    " VALUES(1,?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17," SQL_NOW ")")                          \
+    " us, floor_us, default_us, us_low, us_high, regret, predicted, selection_key, timing_policy, objective, made_at," \
+    " floor_copy_us, floor_tensor_us)"                                                                            \
+    " VALUES(1,?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17," SQL_NOW ",?18,?19)")                  \
   X(SQL_POOL_TAKE_MEASURED, "INSERT INTO temp.pool(newer, shape_id, device_id, tokens_min, tokens_max, tokens_timed," \
     " candidate_id, run_id, " SQL_WINNER_FIGURES ") SELECT 0, shape_id, device_id, tokens_min, tokens_max, tokens_timed," \
     " candidate_id, run_id, " SQL_WINNER_FIGURES " FROM main.winner WHERE shape_id=?1 AND device_id=?2 AND predicted=0") \
@@ -251,7 +260,7 @@
     SQL_SHIP_CANDIDATE_KEYS SQL_SHIP_CANDIDATE_ROW " WHERE c.id IN (SELECT candidate_id FROM src.winner)")        \
   X(SQL_SHIP_POOL, "INSERT INTO temp.pool(newer, shape_id, device_id, tokens_min, tokens_max, tokens_timed, candidate_id, run_id, " \
     SQL_WINNER_FIGURES ") SELECT 1, ms.id, md.id, w.tokens_min, w.tokens_max, w.tokens_timed, mc.id, mr.id, w.us, w.floor_us," \
-    " w.default_us, w.us_low, w.us_high, w.regret, w.predicted, w.selection_key, w.timing_policy, w.objective, w.made_at" \
+    " w.default_us, w.us_low, w.us_high, w.regret, w.predicted, w.selection_key, w.timing_policy, w.objective, w.made_at, w.floor_copy_us, w.floor_tensor_us" \
     " FROM src.winner w JOIN src.candidate c ON c.id=w.candidate_id" SQL_SHIP_CANDIDATE_KEYS SQL_SHIP_CANDIDATE_ROW \
     " JOIN src.run r ON r.id=w.run_id JOIN main.run mr ON mr.uid=r.uid")                                          \
   X(SQL_COUNT_SRC_WINNERS, "SELECT count(*) FROM src.winner")                                                     \

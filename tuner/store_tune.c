@@ -337,7 +337,8 @@ enum mf_status store_get_candidate(struct store *st, int64_t candidate_id, struc
 enum mf_status store_find_candidate(struct store *st, int64_t shape_id, int64_t device_id, const char *schedule_name, int64_t *id, struct error *err)
 {
   const enum mf_status rc = store_find(st, SQL_NAMED_CANDIDATE, id, err, "llt", shape_id, device_id, schedule_name);
-  return rc == MF_ERR_NOT_FOUND ? error_set(err, rc, "%s: has no candidate %s for this shape and device", st->path, schedule_name) : rc;
+  return rc == MF_ERR_NOT_FOUND ? error_set(err, rc, "%s: has no candidate %s for this shape and device (`moeforge tune --schedule %s` adds it to a store of its own)",
+                                          st->path, schedule_name, schedule_name) : rc;
 }
 
 enum mf_status store_put_reject(struct store *st, int64_t run_id, int64_t shape_id, int64_t device_id, const char *schedule_name,
@@ -494,8 +495,9 @@ enum mf_status store_put_samples(struct store *st, int64_t run_id, const char *t
     return rc;
   rc = store_run(st, SQL_PUT_TIMING, err, "t", timing_key);
   for(i = 0; i < count && rc == MF_OK; i++)
-    rc = store_run(st, SQL_PUT_SAMPLE, err, "ltitlildd", samples[i].candidate_id, timing_key, samples[i].tokens, routing_name(samples[i].routing),
-                   (int64_t)samples[i].seed, samples[i].round, run_id, samples[i].us, samples[i].floor_us);
+    rc = store_run(st, SQL_PUT_SAMPLE, err, "ltitlilddd", samples[i].candidate_id, timing_key, samples[i].tokens, routing_name(samples[i].routing),
+                   (int64_t)samples[i].seed, samples[i].round, run_id, samples[i].us, samples[i].floors.copy_us,
+                   samples[i].floors.tensor_us);
   return store_leave(st, rc, err);
 }
 
@@ -511,7 +513,8 @@ enum mf_status store_each_sample(struct store *st, int64_t candidate_id, const c
       break;
     smp.round = sqlite3_column_int(stmt, 0);
     smp.us = sqlite3_column_double(stmt, 1);
-    smp.floor_us = sqlite3_column_double(stmt, 2);
+    smp.floors.copy_us = sqlite3_column_double(stmt, 2);
+    smp.floors.tensor_us = store_double(stmt, 3);
     if(!fn(context, &smp)) {
       store_stmt_end(stmt);
       return MF_OK;

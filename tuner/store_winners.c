@@ -94,9 +94,10 @@ static enum mf_status check_intervals(const struct store *st, const struct winne
 
 static enum mf_status pool_winner(struct store *st, int64_t run_id, int64_t shape_id, int64_t device_id, const struct winner *win, struct error *err)
 {
-  return store_run(st, SQL_POOL_PUT, err, "lliiilldddddditii", shape_id, device_id, win->tokens_min, win->tokens_max,
+  return store_run(st, SQL_POOL_PUT, err, "lliiilldddddditiidd", shape_id, device_id, win->tokens_min, win->tokens_max,
                    win->tokens_timed > 0 ? win->tokens_timed : win->tokens_max, win->candidate_id, run_id, win->us, win->floor_us, win->default_us,
-                   win->us_low, win->us_high, win->regret, win->predicted, win->selection_key, TIMING_POLICY_VERSION, OBJECTIVE_VERSION);
+                   win->us_low, win->us_high, win->regret, win->predicted, win->selection_key, TIMING_POLICY_VERSION, OBJECTIVE_VERSION,
+                   win->floors.copy_us, win->floors.tensor_us);
 }
 
 static enum mf_status replace_winners(struct store *st, int64_t run_id, int64_t shape_id, int64_t device_id, const struct winner *winners, size_t count,
@@ -155,7 +156,9 @@ static void read_winner(sqlite3_stmt *stmt, struct winner *win)
   store_text(stmt, column++, win->made_at, sizeof(win->made_at));
   win->stale = sqlite3_column_int(stmt, column++) != 0;
   win->checked = sqlite3_column_int(stmt, column++) != 0;
-  win->emulated = sqlite3_column_int(stmt, column) != 0;
+  win->emulated = sqlite3_column_int(stmt, column++) != 0;
+  win->floors.copy_us = store_double(stmt, column++);
+  win->floors.tensor_us = store_double(stmt, column);
 }
 
 enum mf_status store_each_winner(struct store *st, const char *shape_name, store_winner_fn *fn, void *context, struct error *err)

@@ -76,7 +76,8 @@ void timing_median(double *values, size_t count, double *median, double *low, do
 
 /* ---- one timing ---- */
 struct cell {
-  double us, floor_us; /* us 0: no sample */
+  double us; /* 0: no sample */
+  struct floor_times floors;
 };
 
 struct race {
@@ -120,8 +121,8 @@ static void load_known(struct race *race, enum routing_kind routing)
     known = race->sink->known(race->sink->context, race->candidates[i].id, race->tokens, routing, race->policy->seed, race->samples, max);
     for(j = 0; j < known && j < max; j++) {
       const struct sample *smp = &race->samples[j];
-      if(smp->round >= 0 && smp->round < race->rounds && plausible(smp->us, smp->floor_us))
-        *cell_of(race, i, smp->round) = (struct cell){smp->us, smp->floor_us};
+      if(smp->round >= 0 && smp->round < race->rounds && plausible(smp->us, smp->floors.copy_us))
+        *cell_of(race, i, smp->round) = (struct cell){smp->us, smp->floors};
     }
   }
 }
@@ -151,34 +152,35 @@ static enum mf_status open_for(struct race *race, size_t count, enum routing_kin
 }
 
 /* Hands a measured round to the sink, then to the grid. */
-static enum mf_status keep_round(struct race *race, int round, size_t count, enum routing_kind routing, double floor_us, struct error *err)
+static enum mf_status keep_round(struct race *race, int round, size_t count, enum routing_kind routing, struct floor_times floors, struct error *err)
 {
   enum mf_status rc;
   size_t i;
   for(i = 0; i < count; i++) {
-    if(!plausible(race->us[i], floor_us))
+    if(!plausible(race->us[i], floors.copy_us))
       return error_set(err, MF_ERR_DEVICE, "the device reports %g us for %s and %g us for the floor kernel (B=%d %s round %d), expected more than 0",
-                       race->us[i], race->candidates[race->runners[i]].name, floor_us, race->tokens, routing_name(routing), round);
+                       race->us[i], race->candidates[race->runners[i]].name, floors.copy_us, race->tokens, routing_name(routing), round);
     race->samples[i] = (struct sample){.candidate_id = race->candidates[race->runners[i]].id, .tokens = race->tokens, .routing = routing,
-                                       .seed = race->policy->seed, .round = round, .us = race->us[i], .floor_us = floor_us};
+                                       .seed = race->policy->seed, .round = round, .us = race->us[i], .floors = floors};
   }
   rc = race->sink->samples(race->sink->context, race->samples, count, err);
   for(i = 0; i < count && rc == MF_OK; i++)
-    *cell_of(race, race->runners[i], round) = (struct cell){race->us[i], floor_us};
+    *cell_of(race, race->runners[i], round) = (struct cell){race->us[i], floors};
   return rc;
 }
 
 static enum mf_status run_round(struct race *race, int round, enum routing_kind routing, struct error *err)
 {
   const size_t count = choose_runners(race, round);
-  double floor_us = 0, active = 0;
+  struct floor_times floors = {0, NAN};
+  double active = 0;
   enum mf_status rc;
   if(count == 0)
     return MF_OK;
   rc = open_for(race, count, routing, err);
   if(rc == MF_OK)
-    rc = race->dev->round(race->dev->context, round, race->us, &floor_us, &active, err);
-  return rc == MF_OK ? keep_round(race, round, count, routing, floor_us, err) : rc;
+    rc = race->dev->round(race->dev->context, round, race->us, &floors, &active, err);
+  return rc == MF_OK ? keep_round(race, round, count, routing, floors, err) : rc;
 }
 
 /* Fills in rounds first..end-1 of the grid. */
@@ -195,23 +197,30 @@ static enum mf_status run_rounds(struct race *race, const char *what, int first,
   return rc;
 }
 
-/* Median floor of the living in rounds first..end-1. */
-static double median_floor(struct race *race, int first, int end)
+/* Median floors of the living in rounds first..end-1. Rounds from before the tensor floor was kept lack it. */
+static struct floor_times median_floors(struct race *race, int first, int end)
 {
-  double median, low, high;
+  struct floor_times median;
+  double low, high;
   size_t i, count = 0;
   int round;
   for(i = 0; i < race->count; i++)
     for(round = first; race->alive[i] && round < end; round++)
-      race->scratch[count++] = cell_of(race, i, round)->floor_us;
-  timing_median(race->scratch, count, &median, &low, &high);
+      race->scratch[count++] = cell_of(race, i, round)->floors.copy_us;
+  timing_median(race->scratch, count, &median.copy_us, &low, &high);
+  count = 0;
+  for(i = 0; i < race->count; i++)
+    for(round = first; race->alive[i] && round < end; round++)
+      if(cell_of(race, i, round)->floors.tensor_us > 0)
+        race->scratch[count++] = cell_of(race, i, round)->floors.tensor_us;
+  timing_median(race->scratch, count, &median.tensor_us, &low, &high);
   return median;
 }
 
 /* Writes what rounds first..end-1 say about the living into entry 'entry' of their rows. best[i], if not NULL, receives their fastest rounds. */
 static void judge(struct race *race, int first, int end, int entry, struct timing_row *rows, double *best)
 {
-  const double floor_us = median_floor(race, first, end);
+  const struct floor_times floors = median_floors(race, first, end);
   size_t i;
   int round;
   for(i = 0; i < race->count; i++) {
@@ -219,9 +228,9 @@ static void judge(struct race *race, int first, int end, int entry, struct timin
     if(!race->alive[i])
       continue;
     for(round = first; round < end; round++)
-      race->scratch[count++] = cell_of(race, i, round)->us / cell_of(race, i, round)->floor_us * floor_us;
+      race->scratch[count++] = cell_of(race, i, round)->us / cell_of(race, i, round)->floors.copy_us * floors.copy_us;
     timing_median(race->scratch, count, &rows[i].median_us[entry], &rows[i].low_us[entry], &rows[i].high_us[entry]);
-    rows[i].floor_us[entry] = floor_us;
+    rows[i].floors[entry] = floors;
     if(best != NULL)
       best[i] = race->scratch[0]; /* timing_median() has sorted them */
   }
@@ -269,13 +278,14 @@ static void weigh(const struct race *race, struct timing_row *rows)
     if(!race->alive[i])
       continue;
     row->finalist = true;
-    row->objective_us = row->objective_low = row->objective_high = row->objective_floor_us = 0;
+    row->objective_us = row->objective_low = row->objective_high = row->objective_floors.copy_us = row->objective_floors.tensor_us = 0;
     for(r = 0; r < race->spec->nmix; r++) {
       const double weight = race->spec->mix[r].weight;
       row->objective_us += weight * row->median_us[r];
       row->objective_low += weight * row->low_us[r];
       row->objective_high += weight * row->high_us[r];
-      row->objective_floor_us += weight * row->floor_us[r];
+      row->objective_floors.copy_us += weight * row->floors[r].copy_us;
+      row->objective_floors.tensor_us += weight * row->floors[r].tensor_us;
     }
   }
 }
@@ -316,8 +326,8 @@ static void clear_row(struct timing_row *row, size_t candidate, bool is_default)
   row->candidate = candidate;
   row->is_default = is_default;
   for(r = 0; r < MAX_ROUTING_MIX; r++)
-    row->median_us[r] = row->low_us[r] = row->high_us[r] = row->floor_us[r] = (double)NAN;
-  row->objective_us = row->objective_low = row->objective_high = row->objective_floor_us = (double)NAN;
+    row->median_us[r] = row->low_us[r] = row->high_us[r] = row->floors[r].copy_us = row->floors[r].tensor_us = (double)NAN;
+  row->objective_us = row->objective_low = row->objective_high = row->objective_floors.copy_us = row->objective_floors.tensor_us = (double)NAN;
 }
 
 static enum mf_status check_arguments(const struct timing_policy *policy, const struct model_spec *spec, size_t count, struct error *err)

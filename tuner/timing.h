@@ -29,7 +29,7 @@ struct timing_device {
   enum mf_status (*open_profile)(void *context, const size_t *index, size_t count, int tokens, enum routing_kind routing, uint32_t seed, int launches,
                                  struct error *err);
   /* One round; us has 'count' entries in the order of open_profile. */
-  enum mf_status (*round)(void *context, int round, double *us, double *floor_us, double *active, struct error *err);
+  enum mf_status (*round)(void *context, int round, double *us, struct floor_times *floors, double *active, struct error *err);
 };
 
 struct timing_sink {
@@ -49,8 +49,9 @@ struct timing_row {
   bool finalist;
   bool is_default;                  /* as the candidate was flagged when this token count was timed */
   double median_us[MAX_ROUTING_MIX], low_us[MAX_ROUTING_MIX], high_us[MAX_ROUTING_MIX]; /* per routing input of the mix; NAN if not run */
-  double floor_us[MAX_ROUTING_MIX];
-  double objective_us, objective_low, objective_high, objective_floor_us; /* weighted by the mix; NAN unless a finalist */
+  struct floor_times floors[MAX_ROUTING_MIX]; /* medians over the rounds; tensor_us NAN if no round of the input has it */
+  double objective_us, objective_low, objective_high; /* weighted by the mix; NAN unless a finalist */
+  struct floor_times objective_floors;                /* likewise */
 };
 
 /* Times 'count' candidates at one token count. 'rows' has count entries, in candidate order. 'pinned' (may be NULL): candidates that never leave;

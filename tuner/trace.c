@@ -250,7 +250,7 @@ static enum mf_status run(struct tracing *tr, void **area, struct error *err)
   int kernel = 0;
   enum mf_status rc = emulated ? start_emulated(tr, &client, err) : start_gpu(tr, &client, err);
   tr->run.tokens = tr->tokens;
-  tr->run.routing = opt->routing;
+  tr->run.routing = opt->routings[0]; /* uniform if not given */
   tr->run.seed = (uint32_t)opt->first_seed;
   tr->run.launches = opt->launches > 0 ? opt->launches : emulated ? EMULATED_LAUNCHES : MF_TRACE_LAUNCHES;
   tr->run.warm = emulated ? 1 : layers > LEAST_WARM ? layers : LEAST_WARM;
@@ -300,7 +300,7 @@ static enum mf_status print_trace(const struct tracing *tr, const struct trace_t
 static enum mf_status show(struct tracing *tr, const void *area, struct error *err)
 {
   const struct options *opt = tr->t.opt;
-  const struct trace_title title = {.shape = tr->spec.name, .device = tr->t.target.dev.name, .schedule = tr->name, .routing = routing_name(opt->routing),
+  const struct trace_title title = {.shape = tr->spec.name, .device = tr->t.target.dev.name, .schedule = tr->name, .routing = routing_name(opt->routings[0]),
                                     .tokens = tr->tokens, .seed = tr->run.seed, .expert_bytes = problem_expert_bytes(&tr->spec.problem)};
   enum mf_status rc = trace_read(area, (int)tr->recipe.grid[0], (uint32_t)tr->run.warm, tr->run.launches, tr->t.target.emulated, &tr->trace, err);
   if(rc != MF_OK)
@@ -322,7 +322,7 @@ enum mf_status trace_command(const struct options *opt, const char *what, struct
   tr->t.opt = opt;
   tr->what = what;
   progress_init(&tr->t.progress, opt->quiet);
-  rc = file_spare_input(opt->output, what, err);
+  rc = opt->nroutings > 1 ? error_set(err, MF_ERR_USAGE, "trace: expected one routing, got %d", opt->nroutings) : file_spare_input(opt->output, what, err);
   if(rc == MF_OK)
     rc = target_resolve(opt, &tr->t.target, err);
   if(rc == MF_OK && !tr->t.target.gpu && !tr->t.target.emulated)

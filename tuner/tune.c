@@ -48,7 +48,8 @@ static void describe_winners(const struct tuner *t, const struct job *job, struc
     w->device_id = t->device_id;
     w->driver_version = t->target.dev.driver_version;
     w->nvrtc_version = t->nvrtc_version;
-    w->floor_us = fmin(w->floor_us, select_floor_us(&job->spec, w->tokens_timed, &t->target.dev)); /* the stricter of measured and formula */
+    w->floor_us = fmin(w->floor_us, select_floor_us(&job->spec, w->tokens_timed, &t->target.dev)); /* the strictest of measured and formula */
+    w->floor_us = fmin(w->floor_us, w->floors.tensor_us); /* NAN loses */
   }
 }
 
@@ -81,7 +82,7 @@ static enum mf_status tune_job(struct tuner *t, struct job *job, struct error *e
     rc = tune_emulated_choice(t, job, err);
   if(rc == MF_OK && (t->target.gpu || t->target.emulated))
     rc = tune_check(t, job, err);
-  if(rc == MF_OK && t->opt->debug) { /* kernels with the watchdog are slower: never timed, never winners */
+  if(rc == MF_OK && t->opt->build == COMPILE_DEBUG) { /* kernels with the watchdog are slower: never timed, never winners */
     progress_say(&t->progress, "%s: %zu debug candidates, %zu rejected, %zu faulted; not timed", job->spec.name, job->list.count, job->rejected, job->faulted);
     return MF_OK;
   }
@@ -126,8 +127,8 @@ static enum mf_status read_jobs(struct tuner *t, const char *const *paths, int c
 
 static void join_command_line(char *out, size_t space, const struct options *opt, const char *const *specs, int nspecs)
 {
-  int n = snprintf(out, space, "tune --device %s --effort %s%s%s", opt->device, effort_name(opt->effort), opt->tokens != NULL ? " --tokens " : "",
-                   opt->tokens != NULL ? opt->tokens : "");
+  int n = snprintf(out, space, "tune --device %s --effort %s%s%s%s%s", opt->device, effort_name(opt->effort), opt->tokens != NULL ? " --tokens " : "",
+                   opt->tokens != NULL ? opt->tokens : "", opt->schedules != NULL ? " --schedule " : "", opt->schedules != NULL ? opt->schedules : "");
   for(int i = 0; i < nspecs && n >= 0 && (size_t)n < space; i++)
     n += snprintf(out + n, space - (size_t)n, " %s", specs[i]);
 }
@@ -213,6 +214,12 @@ static enum mf_status show_results(struct tuner *t, const struct job *jobs, int 
   return rc;
 }
 
+/* Whether the winners are those of the whole space, in kernels that serve: only they are shipped. */
+static bool is_ordinary(const struct options *opt)
+{
+  return opt->build == COMPILE_PLAIN && opt->schedules == NULL;
+}
+
 enum mf_status tune_command(const struct options *opt, const char *const *specs, int nspecs, struct error *err)
 {
   struct tuner t = {.opt = opt};
@@ -220,6 +227,10 @@ enum mf_status tune_command(const struct options *opt, const char *const *specs,
   enum mf_status rc;
   if(jobs == NULL)
     return error_set(err, MF_ERR_NOMEM, "out of memory");
+  if((opt->build >= COMPILE_LINE_INFO || opt->schedules != NULL) && strcmp(opt->store_path, DEFAULT_STORE_PATH) == 0) {
+    free(jobs);
+    return error_set(err, MF_ERR_USAGE, "tune with --schedule, --line-info or --synccheck: needs a --store of its own: its winners would replace those that serve");
+  }
   progress_init(&t.progress, opt->quiet);
   rc = read_jobs(&t, specs, nspecs, jobs, err);
   if(rc == MF_OK)
@@ -230,10 +241,10 @@ enum mf_status tune_command(const struct options *opt, const char *const *specs,
     rc = run_jobs(&t, jobs, nspecs, err);
     ended = store_end_run(t.store, t.run_id, rc, &end);
     if(ended == MF_OK && rc != MF_ERR_STORE && rc != MF_ERR_IO)
-      ended = opt->debug || !t.target.gpu ? MF_OK : store_ship(t.store, opt->shipped_path, &end); /* what we ship was measured */
+      ended = !is_ordinary(opt) || !t.target.gpu ? MF_OK : store_ship(t.store, opt->shipped_path, &end); /* what we ship was measured */
     if(rc == MF_OK && ended != MF_OK)
       rc = error_set(err, ended, "%s", end.text);
-    if(rc == MF_OK && !opt->debug)
+    if(rc == MF_OK && opt->build != COMPILE_DEBUG)
       rc = show_results(&t, jobs, nspecs, err);
   }
   for(int i = 0; i < nspecs; i++)

@@ -48,8 +48,11 @@ static enum mf_status enumerate(struct build_step *step, struct error *err)
   step->err = err;
   if(rc != MF_OK)
     return rc;
-  rc = space_enumerate_counts(&job->spec.problem, &step->t->target.dev, job->tokens, job->ntokens, step->t->opt->effort, &job->list,
-                              on_space_reject, step, err);
+  if(step->t->opt->schedules != NULL)
+    rc = space_enumerate_names(&job->spec.problem, &step->t->target.dev, job->tokens, job->ntokens, step->t->opt->schedules, &job->list, err);
+  else
+    rc = space_enumerate_counts(&job->spec.problem, &step->t->target.dev, job->tokens, job->ntokens, step->t->opt->effort, &job->list,
+                                on_space_reject, step, err);
   if(step->rc != MF_OK)
     rc = step->rc;
   if(rc != MF_OK && rc != MF_ERR_UNSUPPORTED) {
@@ -106,7 +109,7 @@ static enum mf_status look_up(struct build_step *step, struct error *err)
     rc = closure_collect(step->t->opt->template_dir, job->artifacts[a].source, &step->closures[a], err);
     if(rc != MF_OK)
       break;
-    compile_key(&job->artifacts[a], &step->closures[a], step->t->nvrtc_version, step->arch, step->t->opt->debug);
+    compile_key(&job->artifacts[a], &step->closures[a], step->t->nvrtc_version, step->arch, step->t->opt->build);
     rc = store_get_artifact(step->t->store, job->artifacts[a].compile_key, &stored, err);
     if(rc == MF_OK) {
       stored.source = job->artifacts[a].source;
@@ -145,7 +148,7 @@ static bool not_interrupted(void *context)
 
 static enum mf_status compile_rest(struct build_step *step, struct error *err)
 {
-  const struct compile_pool pool = {.program = step->t->opt->program, .jobs = step->t->opt->jobs, .arch = step->arch, .debug = step->t->opt->debug,
+  const struct compile_pool pool = {.program = step->t->opt->program, .jobs = step->t->opt->jobs, .arch = step->arch, .build = step->t->opt->build,
                                     .context = step, .done = on_compiled, .keep_going = not_interrupted};
   struct compile_job *jobs = calloc(step->ntodo, sizeof(*jobs));
   enum mf_status rc;

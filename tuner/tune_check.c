@@ -201,7 +201,7 @@ static enum mf_status make_images(const struct tuner *t, const struct job *job, 
   for(size_t i = 0; i < job->list.count && rc == MF_OK; i++) {
     const size_t a = job->artifact_of[i];
     if(of[a].bytes == NULL)
-      rc = device_emu_image(&job->artifacts[a], job->list.items[i].recipe.kernel, t->opt->debug, &of[a].bytes, &of[a].count, err);
+      rc = device_emu_image(&job->artifacts[a], job->list.items[i].recipe.kernel, t->opt->build == COMPILE_DEBUG, &of[a].bytes, &of[a].count, err);
   }
   return rc;
 }

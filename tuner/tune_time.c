@@ -126,14 +126,14 @@ static enum mf_status open_profile(void *context, const size_t *index, size_t co
   return rc;
 }
 
-static enum mf_status measure_round(void *context, int round, double *us, double *floor_us, double *active, struct error *err)
+static enum mf_status measure_round(void *context, int round, double *us, struct floor_times *floors, double *active, struct error *err)
 {
   struct time_step *step = context;
-  enum mf_status rc = device_client_round(step->client, NULL, round, us, floor_us, active, err);
+  enum mf_status rc = device_client_round(step->client, NULL, round, us, floors, active, err);
   while(bury(step, rc, err)) {
     rc = prepare(step, err);
     if(rc == MF_OK)
-      rc = device_client_round(step->client, NULL, round, us, floor_us, active, err);
+      rc = device_client_round(step->client, NULL, round, us, floors, active, err);
   }
   if(rc == MF_OK)
     step->deaths = 0;

@@ -151,6 +151,12 @@ struct test_case {
   uint32_t seed;               /* of the inputs; weights have the layer's seed */
 };
 
+/* The HBM floors of one round, per launch: what two kernels take that read the same bytes and compute nothing. */
+struct floor_times {
+  double copy_us;              /* long contiguous copies */
+  double tensor_us;            /* through tensor maps, in the checkpoint's layout; NAN if no kernel of the profile has maps that the floor kernel knows */
+};
+
 struct sample {
   int64_t candidate_id;
   int tokens;
@@ -158,7 +164,7 @@ struct sample {
   uint32_t seed;               /* routing seed set */
   int round;
   double us;                   /* median over the layer launches of one graph replay: replay time / launches */
-  double floor_us;             /* the floor kernel's, same round, same bytes */
+  struct floor_times floors;   /* same round, same bytes */
 };
 
 const char *routing_name(enum routing_kind kind);

@@ -29,15 +29,23 @@ MF_DEVICE uint8_t *dynamic_shared()
 // Shared-window address of a pointer into shared memory (cvta.to.shared).
 MF_DEVICE uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
+// CTA barriers have the aligned form: the threads of a warp arrive together. Which warps use which copy of the instruction does not matter to the hardware,
+// but compute-sanitizer's synccheck takes warps of different roles that meet in one barrier for divergent, except in the unaligned form.
+#ifdef MF_UNALIGNED_BARRIERS
+#define MF_BARRIER "barrier"
+#else
+#define MF_BARRIER "bar"
+#endif
+
 // bar.sync 0: waits for all threads of the CTA; orders their earlier shared and global accesses before the later ones.
-MF_DEVICE void sync_cta() { asm volatile("bar.sync 0;" ::: "memory"); }
+MF_DEVICE void sync_cta() { asm volatile(MF_BARRIER ".sync 0;" ::: "memory"); }
 
 // bar.sync: waits until `threads` threads have arrived at the named barrier. Memory is ordered as by sync_cta() among
 // those who arrive and those who wait.
-MF_DEVICE void barrier_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+MF_DEVICE void barrier_sync(int id, int threads) { asm volatile(MF_BARRIER ".sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
 // bar.arrive: counts as an arrival of this warp at the named barrier without waiting; releases earlier accesses.
-MF_DEVICE void barrier_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+MF_DEVICE void barrier_arrive(int id, int threads) { asm volatile(MF_BARRIER ".arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
 // griddepcontrol.launch_dependents: for all that this CTA minds, the next grid of the stream may start. It may when every CTA of the grid has executed
 // this (one thread of it will do) or ended. Orders no memory.

@@ -166,10 +166,7 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
       trace_first(c, MF_CONSUMER_DOWN_FIRST, stages);
       trace_event(c, MF_CONSUMER_LANDED);
       h_wait.start();
-      if constexpr(L::kHandOff == 0)
-        hw::wait_shared_at_least(&sm.h_loaded[slot % L::kHLoaders], slot / L::kHLoaders + 1, c.dog, L::kWaitH);
-      else
-        batches.wait_for(c, slot);
+      batches.wait_for(c, slot);
       h_wait.stop();
       trace_first(c, MF_CONSUMER_H_FIRST, stages);
       trace_event(c, MF_CONSUMER_H_LAST);

@@ -10,7 +10,7 @@
 //   No deadlock the consumers end with a mark in every buffer.
 // Loader j (CTAs with down rows)
 //   Reads       published[], then h (workspace, relaxed loads).
-//   Writes      sm.h, h_scale for the slots j, j + kHLoaders, ... (kHandOff > 0: handoff_batches.cuh); h_loaded[j].
+//   Writes      sm.h, h_scale for the slots j, j + kHLoaders, ... (or batches: handoff_batches.cuh); h_loaded[j].
 //   Waits for   this CTA's own progress, then for the words of h themselves.
 //   Visible by  fence_async_proxy of every lane, sync_warp, release store to h_loaded[j].
 //   No deadlock h of a slot is published by CTAs that all run at once (the grid is co-resident) and whose finalisers

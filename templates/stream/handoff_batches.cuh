@@ -1,6 +1,6 @@
-// handoff_batches.cuh - h fetched by more warps, several rows at a time (kHandOff 1 and 2).
+// handoff_batches.cuh - h fetched by more warps, several rows at a time, in launches with many rows per slot (hand_off 1).
 //
-// Who runs it   the h loaders; kHandOff 2: also the consumers, between their two projections, where the rest of w2 fits into the ring.
+// Who runs it   the h loaders; where the rest of w2 fits into the ring, also the consumers, between their two projections.
 // Reads         published[] (loaders), h of the launch's parity (workspace, relaxed loads), experts[], rank[].
 // Writes        sm.h, h_scale; h_loaded[worker].
 // Waits for     as the loaders of handoff.cuh: this CTA's own progress (a consumer is through with its units anyway), then the words of h.
@@ -20,19 +20,23 @@
 
 namespace stream {
 
-// Whether the consumers load h in this launch: the same for all warps of the CTA.
+// Whether h comes in batches in this launch, and whether the consumers load some of them: the same for all warps of the CTA. With few rows per slot
+// the loaders alone, a slot at a time, are faster (handoff.cuh): h of all slots but the last is there by then anyway.
+template <class L>
+MF_DEVICE bool in_batches(const Context<L> &c) { return L::kBatches && c.p.tokens * L::kRanks >= 4 * (int)c.sm.active; }
 template <class L>
 MF_DEVICE bool consumers_help(const Context<L> &c)
 {
-  return L::kConsumersHelp && (c.sm.active + L::kDownSlots - 1) / L::kDownSlots * L::kDownPieces <= L::kRingStages;
+  return in_batches(c) && ((int)c.sm.active + L::kDownSlots - 1) / L::kDownSlots * L::kDownPieces <= L::kRingStages;
 }
 
 template <class L>
 struct HBatches {
+  bool batches;    // else a slot is one, and loader j has the slots j, j + kHLoaders, ...
   int log_halves;  // batches per slot
   bool help;
 
-  MF_DEVICE explicit HBatches(const Context<L> &c) : log_halves(c.p.tokens > 4 ? 1 : 0), help(consumers_help(c)) {}
+  MF_DEVICE explicit HBatches(const Context<L> &c) : batches(in_batches(c)), log_halves(batches && c.p.tokens > 4 ? 1 : 0), help(consumers_help(c)) {}
   MF_DEVICE int workers() const { return help ? L::kHWorkers : L::kHLoaders; }
   MF_DEVICE int worker_of(int batch) const { return help ? batch % L::kHWorkers : batch % L::kHLoaders; }
   MF_DEVICE int round_of(int batch) const { return help ? batch / L::kHWorkers : batch / L::kHLoaders; }
@@ -40,6 +44,10 @@ struct HBatches {
   // Consumers: waits until all rows of the slot are there.
   MF_DEVICE void wait_for(const Context<L> &c, int slot) const
   {
+    if(!batches) {
+      hw::wait_shared_at_least(&c.sm.h_loaded[slot % L::kHLoaders], slot / L::kHLoaders + 1, c.dog, L::kWaitH);
+      return;
+    }
     MF_LOOP
     for(int batch = slot << log_halves; batch < (slot + 1) << log_halves; ++batch)
       hw::wait_shared_at_least(&c.sm.h_loaded[worker_of(batch)], round_of(batch) + 1, c.dog, L::kWaitH);

@@ -81,7 +81,7 @@ MF_DEVICE void consume(const Context<L> &c, int consumer)
   trace_event(c, MF_CONSUMER_STORED);
 }
 
-// All warps but the producer, behind kBarrierListed, where consumers load h between their two projections: they and the loaders meet in one copy of
+// All warps but the producer, behind kBarrierListed, where consumers may load h between their two projections: they and the loaders meet in one copy of
 // load_h_batches (the instruction cache is cold, and both run at the same time). `routes`: the warp is a token's router.
 template <class L>
 MF_DEVICE void work_with_help(const Context<L> &c, int consumer, bool is_consumer, bool routes, const Selection<L> &selection, const SharedGate<L> &gate, int token,
@@ -111,8 +111,12 @@ MF_DEVICE void work_with_help(const Context<L> &c, int consumer, bool is_consume
     else if(helper < L::kHelpers)
       worker = helper - L::kReduceBuffers;
   }
-  if(worker >= 0 && c.cta < L::kDownCtas)
-    load_h_batches(c, worker, launch);
+  if(worker >= 0 && c.cta < L::kDownCtas) {
+    if(in_batches(c))
+      load_h_batches(c, worker, launch);
+    else
+      load_h(c, worker, launch);
+  }
   if(!is_consumer) {
     trace_event(c, MF_HELPER_EXIT);
     return;
@@ -184,7 +188,7 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
   trace_event(c, is_consumer ? (int)MF_CONSUMER_X : (int)MF_HELPER_X);
   hw::barrier_sync(L::kBarrierListed, L::kThreads);
 
-  if constexpr(L::kConsumersHelp) {
+  if constexpr(L::kBatches) {
     work_with_help(c, consumer, is_consumer, routes, selection, gate, token, launch);
     return;
   }
@@ -209,12 +213,8 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
     trace_clocks(c, launch, 0);
   if(helper < L::kReduceBuffers)
     finalise_units(c, helper, launch);
-  else if(helper < L::kHelpers && c.cta < L::kDownCtas) {
-    if constexpr(L::kHandOff == 0)
-      load_h(c, helper - L::kReduceBuffers, launch);
-    else
-      load_h_batches(c, helper - L::kReduceBuffers, launch);
-  }
+  else if(helper < L::kHelpers && c.cta < L::kDownCtas)
+    load_h(c, helper - L::kReduceBuffers, launch);
   trace_event(c, MF_HELPER_EXIT);
 }
 
@@ -264,7 +264,7 @@ MF_ANYWHERE constexpr mf_stream_meta make_meta()
   m.expert_begin = Shape::kExpertBegin;
   m.expert_count = Shape::kExpertCount;
   m.intermediate_offset = L::kOffset;
-  m.hand_off = L::kHandOff;
+  m.hand_off = L::Schedule::kHandOff;
   m.shared_experts = L::kShared;
   m.shared_gate = Shape::kSharedGate;
   m.weight_on_input = Shape::kWeightOnInput;

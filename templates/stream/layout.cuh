@@ -75,9 +75,8 @@ struct Layout {
   // --- Warps. Helpers are numbered apart: the first kReduceBuffers finalise units, the rest load h. ---
   static constexpr int kReduceBuffers = Schedule::kReduceBuffers;
   static constexpr int kHLoaders = Schedule::kHLoaders;
-  static constexpr int kHandOff = Schedule::kHandOff;          // who loads h, and how much at a time: handoff.cuh
-  static constexpr bool kConsumersHelp = kHandOff == 2;
-  static constexpr int kHWorkers = kHLoaders + (kConsumersHelp ? 8 : 0); // warps that load h at most
+  static constexpr bool kBatches = Schedule::kHandOff == 1;    // h may come in batches, and consumers may load it: handoff_batches.cuh
+  static constexpr int kHWorkers = kHLoaders + (kBatches ? 8 : 0); // warps that load h at most
   static constexpr int kHelpers = kReduceBuffers + kHLoaders;
   static constexpr int kHelperThreads = 32 * kHelpers;
   static constexpr int kConsumerWarp = 4;  // 4..7 and 8..11: two warpgroups
@@ -155,7 +154,7 @@ struct Layout {
     uint32_t active_first;                  // one token: the length as far as the first picks tell
     uint32_t reduce_unit[kReduceBuffers];   // unit in the buffer, kEndOfUnits after the last
     uint32_t published[kReduceBuffers];     // 1 + last unit that the finaliser has published, kAllPublished at the end
-    uint32_t h_loaded[kHWorkers];           // slots (kHandOff > 0: batches) whose h the loader has written
+    uint32_t h_loaded[kHWorkers];           // slots (or batches) whose h the loader has written
     uint32_t ticket[kTicketQueue];          // [turn % 8]: 1 + unit drawn for the turn, 0 = not drawn yet
     uint32_t stage_unit[kRingStages];       // unit of an up stage, kEndOfUnits for a down stage
     uint8_t slot_of[kTableExperts];         // of active experts (unused with one token)
@@ -191,7 +190,7 @@ struct Layout {
   static_assert(kDownSlots * kDownCopyBytes <= kStageBytes, "down tile: a stage holds what is copied to it");
   static_assert(kReduceBuffers == 1 || kReduceBuffers == 2 || kReduceBuffers == 4, "reduce_buffers: 1, 2 or 4");
   static_assert(kHLoaders >= 1 && kHLoaders <= 4, "h_loaders: 1..4");
-  static_assert(kHandOff >= 0 && kHandOff <= 2, "hand_off: 0..2");
+  static_assert(Schedule::kHandOff == 0 || Schedule::kHandOff == 1, "hand_off: 0 or 1");
   static_assert(kHelpers >= 2 && kHelpers <= 7, "helpers: at most 16 warps");
   static_assert(kRingStages >= 4 && kRingStages <= 16, "ring_stages: 4..16");
   static_assert(kRingStages <= (kScaleSlots - 1) * kUnitStages + 1, "scale_slots: a unit's rows live until its last stage is free");

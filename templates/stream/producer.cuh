@@ -204,6 +204,21 @@ struct UpTurn {
   MF_DEVICE bool exists(int active) const { return (uint32_t)unit < (uint32_t)(active * L::kUnits); }
 };
 
+// Chunk k of the turn's unit for the stage. Lane 0.
+template <class L>
+MF_DEVICE void copy_up_chunk(const Context<L> &c, int stage, const hw::TensorMap &up_map, const UpTurn<L> &turn, int k, uint64_t policy, const hw::Tally &up_stages)
+{
+  auto &sm = c.sm;
+  hw::Mbarrier *full = &sm.barrier.full[stage];
+  const int expert = sm.experts[turn.slot] & 0xFFFF;
+  sm.stage_unit[stage] = turn.unit;
+  hw::mbarrier_arrive_expect(full, L::kStageBytes);
+  trace_first(c, MF_PRODUCER_FIRST_COPY, up_stages); // stamped ahead of the copy: nobody can have seen it earlier
+  trace_event(c, MF_PRODUCER_LAST_UP);
+  trace_event(c, MF_PRODUCER_LAST_COPY);
+  hw::copy_tensor_5d(sm.ring[stage], &up_map, 0, 0, 0, expert * (2 * L::kUnits) + turn.feature_block, k * L::kStageKBlocks, full, policy);
+}
+
 // What only the producer's own trace knows at its end: the experts, and what it waited for.
 template <class L>
 MF_DEVICE void trace_stream(const Context<L> &c, const RingWriter<L> &ring, const UpTurn<L> &turn, int active, const hw::Tally &up_stages)
@@ -253,12 +268,15 @@ MF_DEVICE void stream_weights(const Context<L> &c, const hw::TensorMap &up_map, 
     }
   }
 
+  // The first copy goes out before anything else is worked out: the whole stream waits for it.
+  bool issued = turn.exists(active);
+  if(issued && c.lane == 0)
+    copy_up_chunk(c, 0, up_map, turn, turn.k, policy, up_stages);
+
   // Up. One token: the rest of the list is waited for when there is nothing else to do, at the latest behind the first unit
   // (others need the list to get on, and a ticket may depend on them).
   MF_LOOP
   while(turn.exists(active)) {
-    const int expert = sm.experts[turn.slot] & 0xFFFF;
-    const int unit_row = expert * (2 * L::kUnits) + turn.feature_block;
     MF_LOOP
     for(int chunk = 0, k = turn.k; chunk < L::kUnitStages; ++chunk) {
       if(!listed && ring.full()) {
@@ -266,18 +284,12 @@ MF_DEVICE void stream_weights(const Context<L> &c, const hw::TensorMap &up_map, 
         listed = true;
       }
       ring.acquire();
-      if(c.lane == 0) {
-        hw::Mbarrier *full = &sm.barrier.full[ring.stage];
-        sm.stage_unit[ring.stage] = turn.unit;
-        hw::mbarrier_arrive_expect(full, L::kStageBytes);
-        trace_first(c, MF_PRODUCER_FIRST_COPY, up_stages); // stamped ahead of the copy: nobody can have seen it earlier
-        trace_event(c, MF_PRODUCER_LAST_UP);
-        trace_event(c, MF_PRODUCER_LAST_COPY);
-        hw::copy_tensor_5d(sm.ring[ring.stage], &up_map, 0, 0, 0, unit_row, k * L::kStageKBlocks, full, policy);
-      }
+      if(c.lane == 0 && !issued)
+        copy_up_chunk(c, ring.stage, up_map, turn, k, policy, up_stages);
+      issued = false;
       up_stages.add();
       if(chunk == 0)
-        copy_scale_rows(c, turn.turn, expert, (L::kOffset / 8 + turn.feature_block) / 16);
+        copy_scale_rows(c, turn.turn, sm.experts[turn.slot] & 0xFFFF, (L::kOffset / 8 + turn.feature_block) / 16);
       hw::sync_warp();
       ring.advance();
       if(++k == L::kUnitStages)

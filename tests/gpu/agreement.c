@@ -53,7 +53,7 @@ static void compile(struct nvrtc *nvrtc, struct artifact *art, struct error *err
 {
   struct closure closure;
   need(closure_collect("templates", art->source, &closure, err), err);
-  need(compile_artifact(nvrtc, &closure, "sm_90a", false, art, err), err);
+  need(compile_artifact(nvrtc, &closure, "sm_90a", COMPILE_PLAIN, art, err), err);
   closure_free(&closure);
 }
 

@@ -2,17 +2,18 @@
 # Everything that needs a GPU, one step after the other, for a machine that is only there for a while.
 #
 #   tests/gpu/campaign.sh OUT [STEP...]       logs, tables and the new schedules.db go to the folder OUT; without steps all of them, in this order
-#   MOEFORGE=build/moeforge AGREEMENT=build/tests/gpu/agreement SPECS="specs/models/a.yaml ..."
+#   MOEFORGE=build/moeforge AGREEMENT=build/tests/gpu/agreement COEXIST=build/tests/gpu/coexist SPECS="specs/models/a.yaml ..."
 #
 #   acceptance   tests/gpu/acceptance.sh: cold and warm run, ten kills, export, verify                    240 s
 #   agreement    GPU against emulated device, stage by stage, on the shapes of the paper (needs c++)      300 s
 #   tune         every spec of SPECS (default: all), into OUT/schedules.db                                600 s
-#   bench        the table of docs/performance.md, from OUT/work.db                                       300 s
-#   handoff      the ways of fetching h side by side, Qwen3.5-35B and DeepSeek                            120 s
+#   bench        OUT/bench.json, of which bench/performance.py makes the pages, from OUT/work.db          300 s
+#   handoff      both ways of fetching h side by side, Qwen3.5-35B and DeepSeek, tuned into a store of their own               240 s
 #   behind       launches behind a router, with and without programmatic dependent launch                 60 s
 #   trace        timelines, one token and eight, uniform and concentrated                                 120 s
-#   batch        the family of 9 to 32 tokens: as many as the shape has room for, into OUT/schedules.db, and its table      400 s
-#   sanitize     tests/gpu/sanitize.sh                                                                    600 s
+#   coexist      tests/gpu/coexist: a small shape beside other work, both kernel families                 400 s
+#   batch        the family of 9 to 32 tokens: as many as the shape has room for, into OUT/schedules.db, and OUT/bench-batch.json      400 s
+#   sanitize     tests/gpu/sanitize.sh                                                                    3000 s
 #
 # One line per step: ok or FAILED, seconds, the last line of its log. A step that runs out of time fails; the next one runs. Exits 1 if any failed.
 set -u
@@ -22,6 +23,7 @@ shift
 mkdir -p "$out"
 moeforge=${MOEFORGE:-build/moeforge}
 agreement=${AGREEMENT:-build/tests/gpu/agreement}
+coexist=${COEXIST:-build/tests/gpu/coexist}
 specs=${SPECS:-$(ls specs/models/*.yaml | grep -v tiny)}
 paper='qwen3.5-35b-a3b qwen3.5-122b-a10b glm-5-tp8 deepseek-v3.1-tp8'
 failed=0
@@ -39,11 +41,15 @@ step_tune() {
   [ -e "$out/schedules.db" ] || cp schedules.db "$out/schedules.db"
   "$moeforge" tune $specs $store --gen "$out/gen"
 }
-step_bench() { "$moeforge" bench $paper $store; }
-step_handoff() {
-  # The default schedule of eight tokens in its three forms; ring as deep as the shape allows.
-  "$moeforge" bench qwen3.5-35b-a3b $store --schedule "$(for ho in 0 1 2; do printf ',stream/ring10-ld4-la4-fl4-fd4-st0-rk1-ho%s' $ho; done | cut -c2-)" &&
-    "$moeforge" bench deepseek-v3.1-tp8 $store --schedule "$(for ho in 0 1 2; do printf ',stream/ring8-ld4-la2-fl4-fd4-st0-rk1-ho%s' $ho; done | cut -c2-)"
+step_bench() { "$moeforge" bench $paper --json $store >"$out/bench.json"; }
+# The schedule $2 of the shape $1 in both forms. Whatever the other steps tuned: a store of its own has them, which `bench` then times side by side.
+both_forms() {
+  own="--store $out/handoff.db --db $out/handoff-shipped.db"
+  forms=$2-ho0,$2-ho1
+  "$moeforge" tune "specs/models/$1.yaml" $own --gen "$out/gen" --tokens 1-8 --schedule "$forms" && "$moeforge" bench "$1" $own --schedule "$forms"
+}
+step_handoff() { # the default of eight tokens; ring as deep as the shape allows
+  both_forms qwen3.5-35b-a3b stream/ring10-ld4-la4-fl4-fd4-st0-rk1 && both_forms deepseek-v3.1-tp8 stream/ring8-ld4-la2-fl4-fd4-st0-rk1
 }
 step_behind() { "$moeforge" bench qwen3.5-35b-a3b $store --behind --tokens 1,2,8; }
 step_trace() {
@@ -56,11 +62,16 @@ step_trace() {
   done
   return $bad
 }
+step_coexist() {
+  own="--store $out/coexist.db --db $out/coexist-shipped.db"
+  "$moeforge" tune specs/models/tiny.yaml $own --gen "$out/gen" --tokens 1-16 --effort quick && "$moeforge" export tiny $own -o "$out/coexist.moeforge" &&
+    "$coexist" "$out/coexist.moeforge"
+}
 step_batch() { # with the watchdog first: a hang then costs milliseconds and is named
   timeout 60 "$moeforge" tune specs/models/qwen3.5-35b-a3b.yaml --debug --effort quick --tokens 16,32 --store "$out/debug.db" --db "$out/debug-shipped.db" --gen "$out/gen" &&
     "$moeforge" tune specs/models/qwen3.5-35b-a3b.yaml --tokens 1-8,16,24,32 $store --gen "$out/gen" &&
     "$moeforge" tune specs/models/deepseek-v3.1-tp8.yaml --tokens 1-8,12,16 $store --gen "$out/gen" &&
-    "$moeforge" bench qwen3.5-35b-a3b deepseek-v3.1-tp8 $store
+    "$moeforge" bench qwen3.5-35b-a3b deepseek-v3.1-tp8 --tokens 9-32 --json $store >"$out/bench-batch.json"
 }
 step_sanitize() { MOEFORGE=$moeforge LOGS=$out/sanitize tests/gpu/sanitize.sh; }
 
@@ -69,7 +80,7 @@ if [ "${1:-}" = --step ]; then
   "step_$2"
   exit $?
 fi
-[ $# -gt 0 ] || set -- acceptance agreement tune bench handoff behind trace batch sanitize
+[ $# -gt 0 ] || set -- acceptance agreement tune bench handoff behind trace coexist batch sanitize
 for step in "$@"; do
   limit=$(limit_of "$step")
   [ -n "$limit" ] || { echo "campaign: there is no step $step" >&2; exit 2; }
