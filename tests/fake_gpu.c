@@ -6,7 +6,8 @@
  *
  * FAKEGPU_WRONG=<schedule value of flight>: kernels launched with that many stages in flight return one wrong element; FAKEGPU_HANG=<value>: they
  * hang; FAKEGPU_CRASH=<value>: the process is killed by SIGSEGV. FAKEGPU_SLEEP_US=<us>: each graph launch lasts that long, so that a test has
- * time to kill the tuner. FAKEGPU_EARLY=1: launches in graphs that may begin early write ones. FAKEGPU_TRACE=1: kernels leave the record of a traced build, of a clock of 2 GHz on which launches begin every 10 us. */
+ * time to kill the tuner. FAKEGPU_EARLY=1: launches in graphs that may begin early write ones. FAKEGPU_HANG_BEHIND=<pdl><cooperative><router's pdl>,...: launches
+ * in graphs behind a router hang that are made so, once FAKEGPU_HANG_SPARES of them have not; FAKEGPU_CRASH_BEHIND: they end the process. FAKEGPU_TRACE=1: kernels leave the record of a traced build, of a clock of 2 GHz on which launches begin every 10 us. */
 #include "fake_libcuda.h"
 
 #include <math.h>
@@ -302,9 +303,31 @@ static void run_moe(const struct fakecuda_launch *l)
   misbehave(&a);
 }
 
+/* Whether the variable names launches like this one behind the last router; -1: that there was none. */
+static bool is_listed(const char *variable, const struct fakecuda_launch *l, int router_pdl)
+{
+  const char *list = getenv(variable);
+  char like[8];
+  snprintf(like, sizeof(like), "%d%d%d", l->pdl, l->cooperative, router_pdl);
+  return list != NULL && router_pdl >= 0 && strstr(list, like) != NULL;
+}
+
+static void misbehave_behind(const struct fakecuda_launch *l, int router_pdl)
+{
+  static long spared;
+  if(is_listed("FAKEGPU_CRASH_BEHIND", l, router_pdl))
+    raise(SIGSEGV);
+  if(is_listed("FAKEGPU_HANG_BEHIND", l, router_pdl) && spared++ >= env_number("FAKEGPU_HANG_SPARES"))
+    fakecuda_hang();
+}
+
 static void run_kernel(void *context, const struct fakecuda_launch *l)
 {
+  static int router_pdl = -1; /* of the router that ran last, if no kernel has since */
   (void)context;
+  if(strcmp(l->kernel, "mf_moe") == 0 && l->captured)
+    misbehave_behind(l, router_pdl);
+  router_pdl = strcmp(l->kernel, "mf_router") == 0 ? l->pdl : -1;
   if(strcmp(l->kernel, "mf_gen_weights") == 0) {
     data_weights(u64(l, 3), (enum data_stream)u64(l, 4), u64(l, 1), (size_t)(u64(l, 2) < 4096 ? u64(l, 2) : 4096), pointer(l, 0));
     remember(pointer(l, 0), u64(l, 3));

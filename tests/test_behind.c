@@ -1,5 +1,5 @@
 /* test_behind.c - launches behind another kernel: the stand-in for a router copies what it should, on the emulated device; `bench --behind` on the scripted
- * GPU launches every pair as it says, tells what the driver refuses, and stops at outputs that differ. */
+ * GPU launches every pair as it says, tells which kinds of launch the driver refuses, hang, crash or have other outputs, and goes on without them. */
 #include "emu_fixture.h"
 #include "tool_fixture.h"
 
@@ -193,15 +193,102 @@ START_TEST(refusals_are_told)
 }
 END_TEST
 
-START_TEST(outputs_that_differ_end_it)
+/* The rows in question get no times, all others do; the command fails at its end. */
+START_TEST(outputs_that_differ_are_told)
 {
   tuned(GPU);
   setenv("FAKEGPU_EARLY", "1", 1);
-  tool_run(&tool, "bench tiny --behind --tokens 2 --quiet");
+  tool_run(&tool, "bench tiny --behind --tokens 2");
   unsetenv("FAKEGPU_EARLY");
   tool_expect(&tool, 11);
   tool_says(&tool, err, "has other outputs than behind a plain edge");
-  ck_assert_int_eq(occurrences(tool.out, "| tiny |"), 0);
+  ck_assert_int_eq(occurrences(tool.err, "wrong outputs: the layer, pdl 1, edges "), 4);
+  ck_assert_int_eq(occurrences(tool.out, "| wrong outputs |"), 4);
+  ck_assert_int_eq(occurrences(tool.out, "| tiny | 2 |"), 9);
+  tool_end(&tool);
+}
+END_TEST
+
+/* ---- rows that end the child ---- */
+static const char *text_of(const json_t *row, const char *key)
+{
+  return json_string_value(json_object_get(row, key));
+}
+
+/* How many of the rows have that fate; each of them must be of the layer, with these edges and cooperative or not, and have no time. */
+static int rows_lost(const json_t *rows, const char *fate, const char *edges, int cooperative)
+{
+  const json_t *row;
+  size_t i;
+  int count = 0;
+  json_array_foreach(rows, i, row) {
+    const bool lost = strcmp(text_of(row, "fate"), fate) == 0;
+    ck_assert_int_eq(json_is_null(json_object_get(row, "us")), lost);
+    if(lost) {
+      ck_assert_str_eq(text_of(row, "edges"), edges);
+      ck_assert_int_eq(json_is_true(json_object_get(row, "cooperative")), cooperative);
+      ck_assert(!json_is_true(json_object_get(row, "router_alone")));
+      count++;
+    }
+  }
+  return count;
+}
+
+/* Two kinds hang from the first replay on. Each costs one child, at the first token count only. */
+START_TEST(kinds_that_hang_are_left_out)
+{
+  tool_begin(&tool);
+  tool_gpu(&tool, "libfakegpu.so", GPU);
+  tool_run(&tool, "tune specs/models/tiny.yaml --tokens 1,2 --effort quick --quiet");
+  tool_expect(&tool, 0);
+  setenv("FAKEGPU_HANG_BEHIND", "110,111", 1);
+  tool_run(&tool, "bench tiny --behind --tokens 1,2 --timeout-ms 300");
+  unsetenv("FAKEGPU_HANG_BEHIND");
+  tool_expect(&tool, 0);
+  ck_assert_int_eq(occurrences(tool.out, "| tiny |"), 18);
+  ck_assert_int_eq(occurrences(tool.out, "| 1 | router > layer | yes | hangs |"), 2);
+  ck_assert_int_eq(occurrences(tool.out, "| 1 | both | yes | hangs |"), 2);
+  ck_assert_int_eq(occurrences(tool.out, "hangs"), 4);
+  ck_assert_int_eq(occurrences(tool.err, "hangs: "), 2);
+  tool_says(&tool, err, "hangs: the layer, pdl 1, edges router > layer, cooperative yes, 1 token: a first replay behind a router: no progress within 300 ms");
+  tool_says(&tool, err, "hangs: the layer, pdl 1, edges both, cooperative yes, 1 token: ");
+  tool_end(&tool);
+}
+END_TEST
+
+/* One that hangs only when it is timed: what was measured before is measured again without it. */
+START_TEST(hang_in_a_round)
+{
+  json_t *all;
+  tuned(GPU);
+  setenv("FAKEGPU_HANG_BEHIND", "101", 1);
+  setenv("FAKEGPU_HANG_SPARES", "1000", 1); /* four first replays of 48 launches or some more, three in each of 15 rounds */
+  tool_run(&tool, "bench tiny --behind --tokens 2 --timeout-ms 300 --json");
+  unsetenv("FAKEGPU_HANG_BEHIND");
+  unsetenv("FAKEGPU_HANG_SPARES");
+  tool_expect(&tool, 0);
+  tool_says(&tool, err, "hangs: the layer, pdl 1, edges both, cooperative no, 2 tokens: timing a graph: no progress within 300 ms");
+  all = json_loads(tool.out, 0, NULL);
+  ck_assert_ptr_nonnull(all);
+  ck_assert_uint_eq(json_array_size(json_object_get(all, "rows")), 9);
+  ck_assert_int_eq(rows_lost(json_object_get(all, "rows"), "hangs", "both", 0), 1);
+  json_decref(all);
+  tool_end(&tool);
+}
+END_TEST
+
+/* A kernel without outputs behind plain edges has nothing that its other kinds could be compared with. A crash fails the command, at its end. */
+START_TEST(crash_behind_plain_edges)
+{
+  tuned(GPU);
+  setenv("FAKEGPU_CRASH_BEHIND", "000", 1);
+  tool_run(&tool, "bench tiny --behind --tokens 2");
+  unsetenv("FAKEGPU_CRASH_BEHIND");
+  ck_assert_int_ne(tool.code, 0);
+  tool_says(&tool, err, "fails: the layer, pdl 1, edges none, cooperative no, 2 tokens: ");
+  ck_assert_int_eq(occurrences(tool.out, "| 1 | none | no | fails |"), 1);
+  ck_assert_int_eq(occurrences(tool.out, "| not tried |"), 2);
+  ck_assert_int_eq(occurrences(tool.out, "| tiny | 2 |"), 9);
   tool_end(&tool);
 }
 END_TEST
@@ -227,7 +314,10 @@ int main(void)
   tcase_add_loop_test(router, router_copies, 0, 2);
   tcase_add_test(bench, pairs_are_launched_as_said);
   tcase_add_test(bench, refusals_are_told);
-  tcase_add_test(bench, outputs_that_differ_end_it);
+  tcase_add_test(bench, outputs_that_differ_are_told);
+  tcase_add_test(bench, kinds_that_hang_are_left_out);
+  tcase_add_test(bench, hang_in_a_round);
+  tcase_add_test(bench, crash_behind_plain_edges);
   tcase_add_test(bench, schedules_can_be_named);
   tcase_set_timeout(router, 120);
   tcase_set_timeout(bench, 240);

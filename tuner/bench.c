@@ -225,7 +225,7 @@ static enum mf_status bench_shape(struct tuner *t, const char *name, struct benc
   shape.shape_id = shape.winners[0].shape_id;
   progress_phase(&t->progress, "%s: bench", name);
   if(rc == MF_OK)
-    rc = t->opt->behind ? bench_behind(t, client, &spec, &shape, plan->tokens, rows, err) : bench_winners(t, client, &spec, &shape, plan, rows, err);
+    rc = t->opt->behind ? bench_behind(t, &client, &spec, &shape, plan->tokens, rows, err) : bench_winners(t, client, &spec, &shape, plan, rows, err);
   device_client_stop(client);
   return rc;
 }
@@ -250,7 +250,7 @@ enum mf_status bench_command(const struct options *opt, const char *const *shape
   json_t *rows = opt->json ? json_array() : NULL;
   struct bench_plan plan;
   enum mf_status rc;
-  progress_init(&t.progress, opt->quiet || (!opt->json && isatty(STDOUT_FILENO) != 0)); /* on a terminal the rows are progress enough */
+  progress_init(&t.progress, opt->quiet || (!opt->json && !opt->behind && isatty(STDOUT_FILENO) != 0)); /* on a terminal the rows are progress enough */
   rc = make_plan(opt, &plan, err);
   if(rc == MF_OK)
     rc = target_resolve(opt, &t.target, err);

@@ -20,8 +20,9 @@ struct bench_shape {
 };
 
 /* Times the winners and the schedules of --schedule behind another kernel, at the token counts t for which wanted[t] is true. Rows go to 'rows', or if that
- * is NULL to stdout as a table. */
-enum mf_status bench_behind(struct tuner *t, struct device_client *client, const struct model_spec *spec, const struct bench_shape *shape, const bool *wanted,
+ * is NULL to stdout as a table. A kind of launch that hangs is such a row; one that fails or has wrong outputs also is the error, at the end. *client is
+ * replaced when it is lost. */
+enum mf_status bench_behind(struct tuner *t, struct device_client **client, const struct model_spec *spec, const struct bench_shape *shape, const bool *wanted,
                             json_t *rows, struct error *err);
 
 #endif

@@ -1,8 +1,11 @@
 /* bench_behind.c - `bench --behind`: launches behind another kernel, a stand-in for a router, as a program would have them; with and without programmatic
  * dependent launch. What is timed is in device_cuda_behind.c, and why in docs/timing.md.
  *
- * Each schedule is compiled with the knob `pdl` 0 and 1. Both kernels run in one profile, the second one also without its cooperative attribute; the times are
- * medians over interleaved rounds, of router and layer together. Nothing is stored, and no winner changes. */
+ * Each schedule is compiled with the knob `pdl` 0 and 1. Both kernels run in one profile, the second one also with the cooperative attribute; the times are
+ * medians over interleaved rounds, of router and layer together. Nothing is stored, and no winner changes.
+ *
+ * A row is one kind of launch. Rows are tried one by one before any is timed, those last that are cooperative and dependent. One that hangs, or else ends the
+ * child, costs the child: another one starts, the others are tried again, and that row is left out, at the next token counts, too. */
 #include "bench.h"
 
 #include <math.h>
@@ -19,12 +22,17 @@
 /* The launches of a schedule that are timed. */
 static const struct {
   int pdl;              /* value of the knob */
-  uint32_t flags;       /* of the recipe, of which some are taken away */
-} versions[] = {{0, MF_RECIPE_COOPERATIVE}, {1, MF_RECIPE_COOPERATIVE | MF_RECIPE_PDL}, {1, MF_RECIPE_PDL}};
+  uint32_t flags;       /* instead of the recipe's */
+} versions[] = {{0, MF_RECIPE_COOPERATIVE}, {1, MF_RECIPE_PDL}, {1, MF_RECIPE_COOPERATIVE | MF_RECIPE_PDL}};
 #define VERSIONS (int)(sizeof(versions) / sizeof(versions[0]))
-#define TIMES ((VERSIONS + 1) * BEHIND_KINDS)
+#define ROWS ((VERSIONS + 1) * BEHIND_KINDS) /* row: version * BEHIND_KINDS + kind; the last version is the router alone */
 
 static const char *const kind_names[BEHIND_KINDS] = {[BEHIND_PLAIN] = "none", [BEHIND_EDGE] = "router > layer", [BEHIND_CHAIN] = "both"};
+
+/* What became of a row. */
+enum fate { FATE_TIMED, FATE_REFUSED, FATE_HANGS, FATE_FAILS, FATE_WRONG, FATE_UNTRIED };
+static const char *const fate_names[] = {[FATE_TIMED] = "timed", [FATE_REFUSED] = "refused",      [FATE_HANGS] = "hangs",
+                                         [FATE_FAILS] = "fails", [FATE_WRONG] = "wrong outputs", [FATE_UNTRIED] = "not tried"};
 
 struct behind_kernel {
   struct schedule schedule;      /* with the knob 0 */
@@ -37,7 +45,7 @@ struct behind_kernel {
 
 struct behind {
   struct tuner *t;
-  struct device_client *client;
+  struct device_client **client;
   const struct model_spec *spec;
   const struct bench_shape *shape;
   struct behind_kernel kernels[BENCH_MAX_KERNELS];
@@ -45,6 +53,8 @@ struct behind {
   int winner[MAX_TOKEN_COUNTS];  /* its kernel; -1: none with the knob */
   const void *router;            /* cubin */
   size_t router_bytes;
+  enum fate lost[ROWS];          /* FATE_HANGS, FATE_FAILS: not to be tried again; else FATE_TIMED */
+  struct error failure;          /* the first row that fails or is wrong; MF_OK: none */
   json_t *rows;
 };
 
@@ -162,67 +172,140 @@ static enum mf_status load_all(struct behind *b, struct error *err)
     if(limits_after_compile(&b->spec->problem, &sched, &b->t->target.dev, art, &why) != MF_OK)
       return error_set(err, MF_ERR_UNSUPPORTED, "%s with pdl %d: rule %s: %s", k->name, versions[v].pdl, why.rule, why.detail);
     rc = sched.family->recipe(&b->spec->problem, &sched, &b->t->target.dev, &recipe, err);
-    recipe.flags &= versions[v].flags;
+    recipe.flags = versions[v].flags;
     if(rc == MF_OK)
-      rc = device_client_load_kernel(b->client, art->cubin, art->cubin_bytes, &recipe, &k->handle[v], err);
+      rc = device_client_load_kernel(*b->client, art->cubin, art->cubin_bytes, &recipe, &k->handle[v], err);
   }
   return rc;
 }
 
-/* ---- times ---- */
-static void print_row(struct behind *b, int tokens, const struct behind_kernel *k, int version, int kind, double median, double low, double high, double router_us)
+/* ---- rows ---- */
+static bool is_alone(int row) { return row / BEHIND_KINDS == VERSIONS; }
+static bool is_cooperative(int row) { return !is_alone(row) && (versions[row / BEHIND_KINDS].flags & MF_RECIPE_COOPERATIVE) != 0; }
+static int pdl_of(int row) { return is_alone(row) ? row % BEHIND_KINDS != BEHIND_PLAIN : versions[row / BEHIND_KINDS].pdl; }
+
+static bool exists(int row)
 {
-  const bool alone = version == VERSIONS;
-  const char *name = alone ? "the router alone" : k->name, *edge = kind_names[kind];
-  const int pdl = alone ? kind != BEHIND_PLAIN : versions[version].pdl;
-  const bool cooperative = !alone && (versions[version].flags & MF_RECIPE_COOPERATIVE) != 0;
+  const int kind = row % BEHIND_KINDS;
+  return kind == BEHIND_PLAIN || (is_alone(row) ? kind == BEHIND_CHAIN : (versions[row / BEHIND_KINDS].flags & MF_RECIPE_PDL) != 0);
+}
+
+static void print_row(struct behind *b, int tokens, const struct behind_kernel *k, int row, enum fate fate, double *us, double router_us)
+{
+  const char *name = is_alone(row) ? "the router alone" : k->name, *edges = kind_names[row % BEHIND_KINDS];
+  double median = NAN, low = NAN, high = NAN;
+  if(fate == FATE_TIMED)
+    timing_median(us, BENCH_ROUNDS, &median, &low, &high);
   if(b->rows != NULL) {
-    json_array_append_new(b->rows, json_pack("{s:s, s:i, s:i, s:s, s:b, s:b, s:o, s:o, s:o, s:o, s:s}", "shape", b->spec->name, "tokens", tokens, "pdl", pdl, "edges",
-                                             edge, "cooperative", (int)cooperative, "router_alone", (int)alone, "us", isnan(median) ? json_null() : json_real(median),
-                                             "us_low", isnan(median) ? json_null() : json_real(low), "us_high", isnan(median) ? json_null() : json_real(high),
-                                             "less_router_us", alone || isnan(median) ? json_null() : json_real(median - router_us), "schedule", k->name));
+    const bool timed = fate == FATE_TIMED, less = timed && !is_alone(row) && !isnan(router_us);
+    json_array_append_new(b->rows, json_pack("{s:s, s:i, s:i, s:s, s:b, s:b, s:s, s:o, s:o, s:o, s:o, s:s}", "shape", b->spec->name, "tokens", tokens, "pdl",
+                                             pdl_of(row), "edges", edges, "cooperative", (int)is_cooperative(row), "router_alone", (int)is_alone(row), "fate",
+                                             fate_names[fate], "us", timed ? json_real(median) : json_null(), "us_low", timed ? json_real(low) : json_null(),
+                                             "us_high", timed ? json_real(high) : json_null(), "less_router_us",
+                                             less ? json_real(median - router_us) : json_null(), "schedule", k->name));
     return;
   }
-  printf("| %s | %d | %d | %s | %s | ", b->spec->name, tokens, pdl, edge, cooperative ? "yes" : "no");
-  if(isnan(median))
-    printf("refused | | |");
-  else if(alone)
+  printf("| %s | %d | %d | %s | %s | ", b->spec->name, tokens, pdl_of(row), edges, is_cooperative(row) ? "yes" : "no");
+  if(fate != FATE_TIMED)
+    printf("%s | | |", fate_names[fate]);
+  else if(is_alone(row) || isnan(router_us))
     printf("%.2f | %.2f-%.2f | |", median, low, high);
   else
     printf("%.2f | %.2f-%.2f | %.2f |", median, low, high, median - router_us);
   printf(" %s |\n", name);
+  fflush(stdout); /* what is known stays, whatever comes */
 }
 
-static bool exists(int version, int kind)
+static void say(struct behind *b, int tokens, int row, enum fate fate, const struct error *why)
 {
-  return kind == BEHIND_PLAIN || (version == VERSIONS ? kind == BEHIND_CHAIN : (versions[version].flags & MF_RECIPE_PDL) != 0);
+  progress_say(&b->t->progress, "%s: %s, pdl %d, edges %s, cooperative %s, %d token%s: %s", fate_names[fate], is_alone(row) ? "the router alone" : "the layer",
+               pdl_of(row), kind_names[row % BEHIND_KINDS], is_cooperative(row) ? "yes" : "no", tokens, tokens == 1 ? "" : "s", why->text);
+  if((fate == FATE_FAILS || fate == FATE_WRONG) && b->failure.status == MF_OK)
+    b->failure = *why;
+}
+
+/* ---- times ---- */
+static enum mf_status try_row(struct behind *b, int tokens, int row, enum fate fate[ROWS], struct error *err)
+{
+  struct error refused = {MF_OK, ""};
+  enum mf_status rc;
+  if(fate[row] == FATE_TIMED)
+    fate[row] = b->lost[row];
+  if(fate[row] != FATE_TIMED) /* known, of an earlier child */
+    return MF_OK;
+  if(!is_alone(row) && row % BEHIND_KINDS != BEHIND_PLAIN && fate[row - row % BEHIND_KINDS] != FATE_TIMED) { /* there are no outputs to compare with */
+    fate[row] = FATE_UNTRIED;
+    return MF_OK;
+  }
+  rc = device_client_try_behind(*b->client, row / BEHIND_KINDS, (enum behind_kind)(row % BEHIND_KINDS), b->t->opt->timeout_ms, &refused, err);
+  if(rc == MF_ERR_CHECK || refused.status != MF_OK) {
+    fate[row] = rc == MF_OK ? FATE_REFUSED : FATE_WRONG;
+    say(b, tokens, row, fate[row], rc == MF_OK ? &refused : err);
+    return MF_OK;
+  }
+  return rc;
+}
+
+/* Tries and times the rows that are not lost. *at: the row at work when the child was lost; -1: none was. */
+static enum mf_status time_rows(struct behind *b, const struct behind_kernel *k, int tokens, enum fate fate[ROWS], double us[ROWS][BENCH_ROUNDS], int *at,
+                                struct error *err)
+{
+  enum mf_status rc = device_client_open_profile(*b->client, k->handle, VERSIONS, tokens, ROUTING_UNIFORM, BENCH_SEED + (uint32_t)tokens, BENCH_LAUNCHES, err);
+  *at = -1;
+  if(rc == MF_OK)
+    rc = device_client_open_behind(*b->client, b->router, b->router_bytes, err);
+  for(int late = 0; late < 2; late++)
+    for(int row = 0; row < ROWS && rc == MF_OK; row++)
+      if(exists(row) && (row % BEHIND_KINDS != BEHIND_PLAIN && is_cooperative(row)) == (late == 1)) {
+        *at = row;
+        rc = try_row(b, tokens, row, fate, err);
+      }
+  for(int i = 0; i < BENCH_ROUNDS * ROWS && rc == MF_OK; i++) {
+    const int round = i / ROWS, row = (round + i) % ROWS;
+    if(!exists(row) || fate[row] != FATE_TIMED)
+      continue;
+    *at = row;
+    rc = interrupt_requested() ? error_set(err, MF_ERR_INTERRUPTED, "interrupted")
+                               : device_client_time_behind(*b->client, row / BEHIND_KINDS, (enum behind_kind)(row % BEHIND_KINDS), b->t->opt->timeout_ms, &us[row][round], err);
+  }
+  return rc;
+}
+
+static enum mf_status replace_child(struct behind *b, struct error *err)
+{
+  const struct bench_shape *shape = b->shape;
+  enum mf_status rc;
+  device_client_stop(*b->client);
+  *b->client = NULL;
+  rc = tune_start_timing(b->t, b->spec, shape->winners[0].tokens_min, shape->winners[shape->nwinners - 1].tokens_max, b->client, err);
+  return rc == MF_OK ? load_all(b, err) : rc;
 }
 
 static enum mf_status time_schedule(struct behind *b, const struct behind_kernel *k, int tokens, struct error *err)
 {
-  double us[TIMES][BENCH_ROUNDS] = {{0}}, median[TIMES], low[TIMES], high[TIMES];
-  struct error refused = {MF_OK, ""};
-  enum mf_status rc = device_client_open_profile(b->client, k->handle, VERSIONS, tokens, ROUTING_UNIFORM, BENCH_SEED + (uint32_t)tokens, BENCH_LAUNCHES, err);
-  if(rc == MF_OK)
-    rc = device_client_open_behind(b->client, b->router, b->router_bytes, &refused, err);
-  for(int round = 0; round < BENCH_ROUNDS && rc == MF_OK; round++) {
-    double one[TIMES] = {0};
-    rc = interrupt_requested() ? error_set(err, MF_ERR_INTERRUPTED, "interrupted") : device_client_behind(b->client, round, one, err);
-    for(int i = 0; i < TIMES && rc == MF_OK; i++)
-      us[i][round] = one[i];
+  double us[ROWS][BENCH_ROUNDS] = {{0}}, values[BENCH_ROUNDS], router_us = NAN, low, high;
+  enum fate fate[ROWS] = {FATE_TIMED};
+  const int router = VERSIONS * BEHIND_KINDS + BEHIND_PLAIN;
+  enum mf_status rc;
+  int at;
+  for(;;) {
+    rc = time_rows(b, k, tokens, fate, us, &at, err);
+    if(at < 0 || (rc != MF_ERR_TIMEOUT && rc != MF_ERR_DEVICE && rc != MF_ERR_WORKER))
+      break;
+    b->lost[at] = rc == MF_ERR_TIMEOUT ? FATE_HANGS : FATE_FAILS;
+    say(b, tokens, at, b->lost[at], err);
+    rc = replace_child(b, err);
+    if(rc != MF_OK)
+      return error_prefix(err, "starting again behind a row that was lost");
   }
   if(rc != MF_OK)
     return rc;
-  for(int i = 0; i < TIMES; i++) {
-    median[i] = low[i] = high[i] = NAN;
-    if(!isnan(us[i][0]))
-      timing_median(us[i], BENCH_ROUNDS, &median[i], &low[i], &high[i]);
-  }
-  for(int i = 0; i < TIMES; i++)
-    if(exists(i / BEHIND_KINDS, i % BEHIND_KINDS))
-      print_row(b, tokens, k, i / BEHIND_KINDS, i % BEHIND_KINDS, median[i], low[i], high[i], median[VERSIONS * BEHIND_KINDS + BEHIND_PLAIN]);
-  if(refused.status != MF_OK)
-    progress_say(&b->t->progress, "refused: %s", refused.text);
+  memcpy(values, us[router], sizeof(values));
+  if(fate[router] == FATE_TIMED)
+    timing_median(values, BENCH_ROUNDS, &router_us, &low, &high);
+  for(int row = 0; row < ROWS; row++)
+    if(exists(row))
+      print_row(b, tokens, k, row, fate[row], us[row], router_us);
   return MF_OK;
 }
 
@@ -239,7 +322,7 @@ static enum mf_status time_all(struct behind *b, const bool *wanted, struct erro
   return rc;
 }
 
-enum mf_status bench_behind(struct tuner *t, struct device_client *client, const struct model_spec *spec, const struct bench_shape *shape, const bool *wanted,
+enum mf_status bench_behind(struct tuner *t, struct device_client **client, const struct model_spec *spec, const struct bench_shape *shape, const bool *wanted,
                             json_t *rows, struct error *err)
 {
   struct behind *b = calloc(1, sizeof(*b));
@@ -256,6 +339,10 @@ enum mf_status bench_behind(struct tuner *t, struct device_client *client, const
     printf("| shape | tokens | pdl | edges | cooperative | us with router | 95 %% of median | less router | schedule |\n|---|---|---|---|---|---|---|---|---|\n");
   if(rc == MF_OK)
     rc = time_all(b, wanted, err);
+  if(rc == MF_OK && b->failure.status != MF_OK) {
+    *err = b->failure;
+    rc = err->status;
+  }
   for(int i = 0; i < 2 * b->count; i++) {
     artifact_free(&b->kernels[i / 2].art[i % 2]);
     closure_free(&b->kernels[i / 2].closure[i % 2]);

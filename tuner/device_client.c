@@ -18,6 +18,7 @@
 #define START_TIMEOUT_MS 120000   /* the driver's start, a context, the weights of all layers */
 #define COMPILE_TOOL_TIMEOUT_MS 120000
 #define ROUND_LIMIT_MS 120000
+#define BEHIND_MARGIN_MS 5000     /* a few replays of microseconds, captures, copies of outputs */
 #define ASKING_DRIVER "asking the CUDA driver for its GPUs (--device none goes on without)"
 
 /* ---- requests ---- */
@@ -424,42 +425,44 @@ enum mf_status device_client_round(struct device_client *client, const bool *run
   return rc;
 }
 
-enum mf_status device_client_open_behind(struct device_client *client, const void *router, size_t bytes, struct error *refused, struct error *err)
+enum mf_status device_client_open_behind(struct device_client *client, const void *router, size_t bytes, struct error *err)
 {
-  struct frame req = request_new("behind"), reply;
-  const char *text;
-  enum mf_status rc;
+  struct frame req = request_new("behind");
   request_blob(&req, 0, router, bytes);
-  *refused = (struct error){MF_OK, ""};
-  rc = transact(client, &req, ROUND_LIMIT_MS, &reply, NULL, NULL, err);
-  if(rc != MF_OK)
-    return rc;
-  text = json_string_value(json_object_get(reply.head, "refused"));
-  if(text != NULL)
-    error_set(refused, MF_ERR_DEVICE, "%s", text);
-  frame_free(&reply);
-  return MF_OK;
+  return transact_plain(client, &req, ROUND_LIMIT_MS, err);
 }
 
-enum mf_status device_client_behind(struct device_client *client, int round, double *us, struct error *err)
+static struct frame behind_request(const char *op, int kernel, enum behind_kind kind, int timeout_ms)
 {
-  struct frame req = request_new("behind_round"), reply;
-  const json_t *times;
-  enum mf_status rc;
-  json_object_set_new(req.head, "round", json_integer(round));
-  rc = transact(client, &req, ROUND_LIMIT_MS, &reply, NULL, NULL, err);
-  if(rc != MF_OK)
-    return rc;
-  times = json_object_get(reply.head, "us");
-  if(json_array_size(times) != (size_t)(client->profile_kernels + 1) * BEHIND_KINDS)
-    rc = bad_reply(client, "time for each kind of launch", err);
-  for(size_t i = 0; rc == MF_OK && i < json_array_size(times); i++)
-    us[i] = wire_read_number(json_array_get(times, i));
+  struct frame req = request_new(op);
+  json_object_set_new(req.head, "kernel", json_integer(kernel));
+  json_object_set_new(req.head, "kind", json_integer((int)kind));
+  json_object_set_new(req.head, "timeout_ms", json_integer(timeout_ms));
+  return req;
+}
+
+enum mf_status device_client_try_behind(struct device_client *client, int kernel, enum behind_kind kind, int timeout_ms, struct error *refused, struct error *err)
+{
+  struct frame req = behind_request("behind_try", kernel, kind, timeout_ms), reply;
+  const enum mf_status rc = transact(client, &req, timeout_ms + BEHIND_MARGIN_MS, &reply, NULL, NULL, err);
+  const char *text = rc == MF_OK ? json_string_value(json_object_get(reply.head, "refused")) : NULL;
+  *refused = (struct error){MF_OK, ""};
+  if(text != NULL)
+    error_set(refused, MF_ERR_DEVICE, "%s", text);
   frame_free(&reply);
   return rc;
 }
 
-/* ---- trace ---- */
+enum mf_status device_client_time_behind(struct device_client *client, int kernel, enum behind_kind kind, int timeout_ms, double *us, struct error *err)
+{
+  struct frame req = behind_request("behind_time", kernel, kind, timeout_ms), reply;
+  const enum mf_status rc = transact(client, &req, timeout_ms + BEHIND_MARGIN_MS, &reply, NULL, NULL, err);
+  if(rc == MF_OK)
+    *us = wire_read_number(json_object_get(reply.head, "us"));
+  frame_free(&reply);
+  return rc;
+}
+
 enum mf_status device_client_trace(struct device_client *client, int kernel, const struct device_trace *what, void **area, struct error *err)
 {
   struct frame req = request_new("trace"), reply;

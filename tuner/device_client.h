@@ -23,8 +23,9 @@
  *   {"op":"lock"}                                        -> {}, after {"waiting":"..."} frames
  *   {"op":"profile","kernels":[handle],"tokens","routing","seed","launches"} -> {}
  *   {"op":"round","round","run":[bool]}                  -> {"us":[n],"floor_us","floor_tensor_us","active"}
- *   {"op":"behind"} + router cubin                       -> {["refused":"..."]}
- *   {"op":"behind_round","round"}                        -> {"us":[n]}
+ *   {"op":"behind"} + router cubin                       -> {}
+ *   {"op":"behind_try","kernel","kind","timeout_ms"}     -> {["refused":"..."]}
+ *   {"op":"behind_time","kernel","kind","timeout_ms"}    -> {"us"}
  *   {"op":"trace","kernel"} + struct device_trace       -> {} + the part of the workspace
  * A reply has "ok":true; a failure is {"ok":false,"status":n,"text":"..."}. */
 #ifndef MOEFORGE_TUNER_DEVICE_CLIENT_H
@@ -102,9 +103,10 @@ enum mf_status device_client_open_profile(struct device_client *client, const in
 enum mf_status device_client_round(struct device_client *client, const bool *run, int round, double *us, struct floor_times *floors, double *active,
                                    struct error *err);
 
-/* As in device_ops: (kernels of the profile + 1) * BEHIND_KINDS times. */
-enum mf_status device_client_open_behind(struct device_client *client, const void *router, size_t bytes, struct error *refused, struct error *err);
-enum mf_status device_client_behind(struct device_client *client, int round, double *us, struct error *err);
+/* As in device_ops. */
+enum mf_status device_client_open_behind(struct device_client *client, const void *router, size_t bytes, struct error *err);
+enum mf_status device_client_try_behind(struct device_client *client, int kernel, enum behind_kind kind, int timeout_ms, struct error *refused, struct error *err);
+enum mf_status device_client_time_behind(struct device_client *client, int kernel, enum behind_kind kind, int timeout_ms, double *us, struct error *err);
 
 /* As in device_ops; the caller frees *area, what->bytes long. */
 enum mf_status device_client_trace(struct device_client *client, int kernel, const struct device_trace *what, void **area, struct error *err);

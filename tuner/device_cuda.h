@@ -35,6 +35,7 @@ struct cuda_behind {
   CUdeviceptr matrices;    /* of the layers' routers */
   CUdeviceptr written;     /* by the router: x and logits of all launches */
   CUgraphExec *graphs;     /* [count + 1][BEHIND_KINDS], the last row of the router alone; NULL: there is none */
+  unsigned char **want;    /* [count]: what the kernel writes behind plain edges, all launches; NULL: not known */
 };
 
 /* An open timing profile; all zero if there is none. */
@@ -98,8 +99,9 @@ enum mf_status cuda_run_case(struct device *dev, struct device_kernel *kernel, c
 enum mf_status cuda_open_profile(struct device *dev, struct device_kernel *const *kernels, int count, int tokens, enum routing_kind routing, uint32_t seed,
                                  int launches, struct error *err);
 enum mf_status cuda_time_round(struct device *dev, const bool *run, int round, double *us, struct floor_times *floors, double *active, struct error *err);
-enum mf_status cuda_open_behind(struct device *dev, const void *router, size_t bytes, struct error *refused, struct error *err);
-enum mf_status cuda_time_behind(struct device *dev, int round, double *us, struct error *err);
+enum mf_status cuda_open_behind(struct device *dev, const void *router, size_t bytes, struct error *err);
+enum mf_status cuda_try_behind(struct device *dev, int kernel, enum behind_kind kind, int timeout_ms, struct error *refused, struct error *err);
+enum mf_status cuda_time_behind(struct device *dev, int kernel, enum behind_kind kind, int timeout_ms, double *us, struct error *err);
 void cuda_close_behind(struct device *dev);
 enum mf_status cuda_trace(struct device *dev, struct device_kernel *kernel, const struct device_trace *what, void *area, struct error *err);
 
@@ -109,8 +111,8 @@ enum mf_status cuda_trace(struct device *dev, struct device_kernel *kernel, cons
 typedef enum mf_status cuda_enqueue_fn(struct device *dev, const void *context, struct error *err);
 enum mf_status cuda_capture(struct device *dev, cuda_enqueue_fn *enqueue, const void *context, CUgraphExec *out, struct error *err);
 enum mf_status cuda_launch_graph(struct device *dev, CUgraphExec graph, struct error *err);
-/* Microseconds per launch over some replays, behind an untimed one. */
-enum mf_status cuda_time_graph(struct device *dev, CUgraphExec graph, double *us, struct error *err);
+/* Microseconds per launch over some replays, behind an untimed one. timeout_ms: of them all. */
+enum mf_status cuda_time_graph(struct device *dev, CUgraphExec graph, int timeout_ms, double *us, struct error *err);
 /* Where launch 'launch' finds x; logits and out follow. */
 CUdeviceptr cuda_launch_inputs(const struct cuda_profile *pf, int launch);
 /* Launch 'launch', with x and logits at 'from' and its own out; with the recipe's programmatic dependent launch, or without. */

@@ -6,11 +6,11 @@
  *
  * The router (templates/tools/router.cu) reads a matrix of its layer's own and the launch's x, and writes x and logits where the layer finds them.
  *
- * Guard: ahead of some replays of each graph what the router writes is poisoned, and so are the outputs, which must then be to the bit those of the same
- * kernel behind plain edges. A layer that reads x or logits ahead of the router's end, or a workspace that an earlier launch still uses, shows there. */
+ * Guard: each graph is tried before it is timed. Ahead of some replays what the router writes is poisoned, and so are the outputs, which
+ * must then be to the bit those of the same kernel behind plain edges. A layer that reads x or logits ahead of the router's end, or a workspace that an earlier
+ * launch still uses, shows there; CTAs that read different logits wait for each other for ever. */
 #include "device_cuda.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,6 +33,9 @@ void cuda_close_behind(struct device *dev)
     dev->api.p_cuMemFree(b->written);
   if(b->module != NULL)
     dev->api.p_cuModuleUnload(b->module);
+  for(int i = 0; b->want != NULL && i < dev->profile.count; i++)
+    free(b->want[i]);
+  free(b->want);
   free(b->graphs);
   memset(b, 0, sizeof(*b));
 }
@@ -153,105 +156,112 @@ static enum mf_status read_outputs(struct device *dev, unsigned char *out, struc
   return result == CUDA_SUCCESS ? MF_OK : cuda_failed(&dev->api, result, err, "reading the outputs behind a router");
 }
 
-/* Replays the graph with everything poisoned. 'want': all outputs as they must be; with 'first' it is filled in and must have no poison left. */
-static enum mf_status prove(struct device *dev, struct device_kernel *kernel, CUgraphExec graph, bool first, unsigned char *want, unsigned char *got,
-                            struct error *err)
+/* No poison may be left. */
+static enum mf_status check_written(const struct device *dev, const unsigned char *outputs, struct error *err)
 {
   const struct cuda_profile *pf = &dev->profile;
   const size_t bytes = (size_t)pf->tokens * (size_t)dev->problem.hidden * sizeof(uint16_t);
-  enum mf_status rc = cuda_fresh_workspace(dev, kernel, err);
+  for(int i = 0; i < pf->launches; i++) {
+    const unsigned char *out = outputs + (size_t)i * pf->out_bytes;
+    for(size_t k = 0; k < bytes; k += sizeof(uint16_t))
+      if(out[k] == POISON && out[k + 1] == POISON)
+        return error_set(err, MF_ERR_CHECK, "behind a router: launch %d left output element %zu unwritten", i, k / sizeof(uint16_t));
+  }
+  return MF_OK;
+}
+
+static enum mf_status check_equal(const struct device *dev, const unsigned char *got, const unsigned char *want, struct error *err)
+{
+  const struct cuda_profile *pf = &dev->profile;
+  const size_t bytes = (size_t)pf->tokens * (size_t)dev->problem.hidden * sizeof(uint16_t);
+  for(int i = 0; i < pf->launches; i++)
+    if(memcmp(got + (size_t)i * pf->out_bytes, want + (size_t)i * pf->out_bytes, bytes) != 0)
+      return error_set(err, MF_ERR_CHECK, "behind a router: launch %d has other outputs than behind a plain edge", i);
+  return MF_OK;
+}
+
+/* Replays the graph with everything poisoned. The first outputs behind plain edges are those that all others must have. */
+static enum mf_status prove(struct device *dev, int k, enum behind_kind kind, int timeout_ms, struct error *err)
+{
+  struct cuda_profile *pf = &dev->profile;
+  unsigned char **want = &pf->behind.want[k], *got = malloc((size_t)pf->launches * pf->out_bytes);
+  enum mf_status rc = got != NULL ? cuda_fresh_workspace(dev, pf->kernels[k], err)
+                                  : error_set(err, MF_ERR_NOMEM, "no memory for the outputs of %d launches", pf->launches);
   if(rc == MF_OK)
     rc = poison(dev, err);
   if(rc == MF_OK)
-    rc = cuda_launch_graph(dev, graph, err);
+    rc = cuda_launch_graph(dev, pf->behind.graphs[k * BEHIND_KINDS + (int)kind], err);
   if(rc == MF_OK)
-    rc = cuda_wait(dev, ROUND_TIMEOUT_MS, "first replays behind a router", err);
+    rc = cuda_wait(dev, timeout_ms, "a first replay behind a router", err);
   if(rc == MF_OK)
-    rc = read_outputs(dev, first ? want : got, err);
-  for(int i = 0; i < pf->launches && rc == MF_OK; i++) {
-    const unsigned char *launch = (first ? want : got) + (size_t)i * pf->out_bytes;
-    for(size_t k = 0; first && k < bytes && rc == MF_OK; k += sizeof(uint16_t))
-      if(launch[k] == POISON && launch[k + 1] == POISON)
-        rc = error_set(err, MF_ERR_CHECK, "behind a router: launch %d left output element %zu unwritten", i, k / sizeof(uint16_t));
-    if(!first && memcmp(launch, want + (size_t)i * pf->out_bytes, bytes) != 0)
-      rc = error_set(err, MF_ERR_CHECK, "behind a router: launch %d of a kernel with flags %u has other outputs than behind a plain edge", i,
-                     (unsigned)kernel->recipe.flags);
+    rc = read_outputs(dev, got, err);
+  if(rc == MF_OK)
+    rc = *want == NULL ? check_written(dev, got, err) : check_equal(dev, got, *want, err);
+  if(rc == MF_OK && *want == NULL) {
+    *want = got;
+    got = NULL;
   }
+  free(got);
   return rc;
 }
 
 /* ---- open ---- */
-/* A kind of launch that the driver does not take is no failure: it has no graph. */
-static enum mf_status make_graph(struct device *dev, const struct pairs *what, CUgraphExec *graph, struct error *refused, struct error *err)
-{
-  const enum mf_status rc = cuda_capture(dev, enqueue_pairs, what, graph, err);
-  if(rc != MF_ERR_DEVICE || what->kind == BEHIND_PLAIN)
-    return rc;
-  *refused = *err;
-  *graph = NULL;
-  return MF_OK;
-}
-
-static enum mf_status make_graphs(struct device *dev, unsigned char *want, unsigned char *got, struct error *refused, struct error *err)
+enum mf_status cuda_open_behind(struct device *dev, const void *router, size_t bytes, struct error *err)
 {
   struct cuda_profile *pf = &dev->profile;
-  enum mf_status rc = MF_OK;
-  for(int k = 0; k <= pf->count && rc == MF_OK; k++) {
-    struct device_kernel *kernel = k < pf->count ? pf->kernels[k] : NULL;
-    for(int kind = 0; kind < BEHIND_KINDS && rc == MF_OK; kind++) {
-      const struct pairs what = {kernel, (enum behind_kind)kind};
-      CUgraphExec *graph = &pf->behind.graphs[k * BEHIND_KINDS + kind];
-      if(!has_graph(kernel, what.kind))
-        continue;
-      rc = make_graph(dev, &what, graph, refused, err);
-      for(int i = 0; i < PROOFS && kernel != NULL && *graph != NULL && rc == MF_OK; i++)
-        rc = prove(dev, kernel, *graph, kind == BEHIND_PLAIN && i == 0, want, got, err);
-    }
-  }
-  return rc;
-}
-
-enum mf_status cuda_open_behind(struct device *dev, const void *router, size_t bytes, struct error *refused, struct error *err)
-{
-  struct cuda_profile *pf = &dev->profile;
-  unsigned char *want = NULL, *got = NULL;
   enum mf_status rc;
-  *refused = (struct error){MF_OK, ""};
   if(pf->floor == NULL || bytes == 0)
     return error_set(err, MF_ERR_USAGE, "open_behind: expected an open profile and a router");
   cuda_close_behind(dev);
   rc = load_router(dev, router, err);
-  if(rc != MF_OK)
-    goto out;
   pf->behind.graphs = calloc((size_t)(pf->count + 1) * BEHIND_KINDS, sizeof(CUgraphExec));
-  want = malloc((size_t)pf->launches * pf->out_bytes);
-  got = malloc((size_t)pf->launches * pf->out_bytes);
-  if(pf->behind.graphs == NULL || want == NULL || got == NULL) {
-    rc = error_set(err, MF_ERR_NOMEM, "no memory for the outputs of %d launches", pf->launches);
-    goto out;
-  }
-  rc = make_graphs(dev, want, got, refused, err);
-out:
-  free(want);
-  free(got);
-  if(rc != MF_OK && rc != MF_ERR_TIMEOUT)
+  pf->behind.want = calloc((size_t)pf->count, sizeof(unsigned char *));
+  if(rc == MF_OK && (pf->behind.graphs == NULL || pf->behind.want == NULL))
+    rc = error_set(err, MF_ERR_NOMEM, "no memory for %d graphs", (pf->count + 1) * BEHIND_KINDS);
+  if(rc != MF_OK)
     cuda_close_behind(dev);
   return rc;
 }
 
-/* ---- a round ---- */
-enum mf_status cuda_time_behind(struct device *dev, int round, double *us, struct error *err)
+/* ---- one kind of launch ---- */
+/* Its graph's place; NULL if there is no such kind. */
+static CUgraphExec *graph_of(const struct device *dev, int k, enum behind_kind kind)
 {
   const struct cuda_profile *pf = &dev->profile;
-  const unsigned graphs = (unsigned)(pf->count + 1) * BEHIND_KINDS;
-  enum mf_status rc = MF_OK;
-  if(pf->behind.graphs == NULL)
-    return error_set(err, MF_ERR_USAGE, "time_behind: no profile behind a router is open");
-  for(unsigned k = 0; k < graphs && rc == MF_OK; k++) {
-    const unsigned i = ((unsigned)round + k) % graphs;
-    us[i] = NAN;
-    if(pf->behind.graphs[i] != NULL)
-      rc = cuda_time_graph(dev, pf->behind.graphs[i], &us[i], err);
+  if(pf->behind.graphs == NULL || k < 0 || k > pf->count || !has_graph(k < pf->count ? pf->kernels[k] : NULL, kind))
+    return NULL;
+  return &pf->behind.graphs[k * BEHIND_KINDS + (int)kind];
+}
+
+enum mf_status cuda_try_behind(struct device *dev, int k, enum behind_kind kind, int timeout_ms, struct error *refused, struct error *err)
+{
+  struct cuda_profile *pf = &dev->profile;
+  const bool alone = k == pf->count;
+  const struct pairs what = {alone ? NULL : pf->kernels[k], kind};
+  CUgraphExec *graph = graph_of(dev, k, kind);
+  enum mf_status rc;
+  *refused = (struct error){MF_OK, ""};
+  if(graph == NULL || *graph != NULL || (!alone && (kind == BEHIND_PLAIN) != (pf->behind.want[k] == NULL)))
+    return error_set(err, MF_ERR_USAGE, "try_behind: expected a new kind of launch, plain edges first");
+  rc = cuda_capture(dev, enqueue_pairs, &what, graph, err);
+  if(rc == MF_ERR_DEVICE && kind != BEHIND_PLAIN) { /* no failure: the driver does not take it */
+    *refused = *err;
+    *graph = NULL;
+    return MF_OK;
   }
+  for(int i = 0; i < PROOFS && rc == MF_OK && !alone; i++)
+    rc = prove(dev, k, kind, timeout_ms, err);
+  if(rc == MF_OK && alone)
+    rc = cuda_launch_graph(dev, *graph, err);
+  if(rc == MF_OK && alone)
+    rc = cuda_wait(dev, timeout_ms, "a first replay of routers", err);
   return rc;
+}
+
+enum mf_status cuda_time_behind(struct device *dev, int k, enum behind_kind kind, int timeout_ms, double *us, struct error *err)
+{
+  const CUgraphExec *graph = graph_of(dev, k, kind);
+  if(graph == NULL || *graph == NULL)
+    return error_set(err, MF_ERR_USAGE, "time_behind: expected a kind of launch that was tried");
+  return cuda_time_graph(dev, *graph, timeout_ms, us, err);
 }

@@ -334,7 +334,7 @@ enum mf_status cuda_open_profile(struct device *dev, struct device_kernel *const
 }
 
 /* ---- a round ---- */
-enum mf_status cuda_time_graph(struct device *dev, CUgraphExec graph, double *us, struct error *err)
+enum mf_status cuda_time_graph(struct device *dev, CUgraphExec graph, int timeout_ms, double *us, struct error *err)
 {
   const struct cuda_profile *pf = &dev->profile;
   float ms = 0;
@@ -346,7 +346,7 @@ enum mf_status cuda_time_graph(struct device *dev, CUgraphExec graph, double *us
   if(rc == MF_OK && result == CUDA_SUCCESS)
     result = dev->api.p_cuEventRecord(pf->end, dev->stream);
   if(rc == MF_OK && result == CUDA_SUCCESS)
-    rc = cuda_wait(dev, ROUND_TIMEOUT_MS, "timing a graph", err);
+    rc = cuda_wait(dev, timeout_ms, "timing a graph", err);
   if(rc == MF_OK && result == CUDA_SUCCESS)
     result = dev->api.p_cuEventElapsedTime(&ms, pf->begin, pf->end);
   if(rc == MF_OK && result != CUDA_SUCCESS)
@@ -359,14 +359,14 @@ enum mf_status cuda_time_graph(struct device *dev, CUgraphExec graph, double *us
 static enum mf_status time_pass(struct device *dev, const bool *run, int round, double *us, double floor_us[2], struct error *err)
 {
   const struct cuda_profile *pf = &dev->profile;
-  enum mf_status rc = cuda_time_graph(dev, pf->floor, &floor_us[0], err);
+  enum mf_status rc = cuda_time_graph(dev, pf->floor, ROUND_TIMEOUT_MS, &floor_us[0], err);
   for(int k = 0; k < pf->count && rc == MF_OK; k++) {
     const int i = (int)(((unsigned)round + (unsigned)k) % (unsigned)pf->count);
     us[i] = NAN;
     if(run == NULL || run[i])
-      rc = cuda_time_graph(dev, pf->graphs[i], &us[i], err);
+      rc = cuda_time_graph(dev, pf->graphs[i], ROUND_TIMEOUT_MS, &us[i], err);
   }
-  return rc == MF_OK ? cuda_time_graph(dev, pf->floor, &floor_us[1], err) : rc;
+  return rc == MF_OK ? cuda_time_graph(dev, pf->floor, ROUND_TIMEOUT_MS, &floor_us[1], err) : rc;
 }
 
 enum mf_status cuda_time_round(struct device *dev, const bool *run, int round, double *us, struct floor_times *floors, double *active, struct error *err)
@@ -383,6 +383,6 @@ enum mf_status cuda_time_round(struct device *dev, const bool *run, int round, d
   *floors = (struct floor_times){(ends[0] + ends[1]) / 2, NAN};
   *active = dev->profile.active;
   if(rc == MF_OK && dev->profile.floor_tensor != NULL)
-    rc = cuda_time_graph(dev, dev->profile.floor_tensor, &floors->tensor_us, err);
+    rc = cuda_time_graph(dev, dev->profile.floor_tensor, ROUND_TIMEOUT_MS, &floors->tensor_us, err);
   return rc;
 }

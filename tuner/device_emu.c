@@ -289,15 +289,21 @@ static enum mf_status emu_time_round(struct device *dev, const bool *run, int ro
   return error_set(err, MF_ERR_UNSUPPORTED, "the emulated device has no times: they need a GPU");
 }
 
-static enum mf_status emu_open_behind(struct device *dev, const void *router, size_t bytes, struct error *refused, struct error *err)
+static enum mf_status emu_open_behind(struct device *dev, const void *router, size_t bytes, struct error *err)
 {
-  (void)dev, (void)router, (void)bytes, (void)refused;
+  (void)dev, (void)router, (void)bytes;
   return error_set(err, MF_ERR_UNSUPPORTED, "the emulated device has no times: they need a GPU");
 }
 
-static enum mf_status emu_time_behind(struct device *dev, int round, double *us, struct error *err)
+static enum mf_status emu_try_behind(struct device *dev, int kernel, enum behind_kind kind, int timeout_ms, struct error *refused, struct error *err)
 {
-  (void)dev, (void)round, (void)us;
+  (void)dev, (void)kernel, (void)kind, (void)timeout_ms, (void)refused;
+  return error_set(err, MF_ERR_UNSUPPORTED, "the emulated device has no times: they need a GPU");
+}
+
+static enum mf_status emu_time_behind(struct device *dev, int kernel, enum behind_kind kind, int timeout_ms, double *us, struct error *err)
+{
+  (void)dev, (void)kernel, (void)kind, (void)timeout_ms, (void)us;
   return error_set(err, MF_ERR_UNSUPPORTED, "the emulated device has no times: they need a GPU");
 }
 
@@ -323,6 +329,7 @@ const struct device_ops device_emu = {
     .open_profile = emu_open_profile,
     .time_round = emu_time_round,
     .open_behind = emu_open_behind,
+    .try_behind = emu_try_behind,
     .time_behind = emu_time_behind,
     .trace = emu_trace,
 };
