@@ -7,7 +7,8 @@
  * FAKEGPU_WRONG=<schedule value of flight>: kernels launched with that many stages in flight return one wrong element; FAKEGPU_HANG=<value>: they
  * hang; FAKEGPU_CRASH=<value>: the process is killed by SIGSEGV. FAKEGPU_SLEEP_US=<us>: each graph launch lasts that long, so that a test has
  * time to kill the tuner. FAKEGPU_EARLY=1: launches in graphs that may begin early write ones. FAKEGPU_HANG_BEHIND=<pdl><cooperative><router's pdl>,...: launches
- * in graphs behind a router hang that are made so, once FAKEGPU_HANG_SPARES of them have not; FAKEGPU_CRASH_BEHIND: they end the process. FAKEGPU_TRACE=1: kernels leave the record of a traced build, of a clock of 2 GHz on which launches begin every 10 us. */
+ * in graphs behind a router hang that are made so, once FAKEGPU_HANG_SPARES of them have not; FAKEGPU_CRASH_BEHIND: they end the process.
+ * FAKEGPU_TRACE=1: kernels leave the record of a traced build, of a clock of 2 GHz on which launches begin every 10 us. */
 #include "fake_libcuda.h"
 
 #include <math.h>

@@ -389,7 +389,8 @@ START_TEST(dependent_launch)
     set(&sched, "pdl", pdl);
     ck_assert_int_eq(family_stream.constrain(&p, &sched, &dev, &why), MF_OK);
     ck_assert_int_eq(family_stream.recipe(&p, &sched, &dev, &r, &err), MF_OK);
-    ck_assert_uint_eq(r.flags, MF_RECIPE_COOPERATIVE | (pdl ? MF_RECIPE_PDL : 0u));
+    ck_assert_uint_eq(r.flags, pdl ? MF_RECIPE_PDL : MF_RECIPE_COOPERATIVE);
+    ck_assert_uint_eq(r.min_sms, (unsigned)dev.sms);
     ck_assert_int_eq(recipe_validate(&r, sizeof(r)), MF_OK);
     ck_assert_int_eq(emit_source(&p, "test", &sched, &dev, &art, &err), MF_OK);
     snprintf(line, sizeof(line), "static constexpr int kPdl = %d;", pdl);

@@ -265,8 +265,9 @@ static enum mf_status time_rows(struct behind *b, const struct behind_kernel *k,
     if(!exists(row) || fate[row] != FATE_TIMED)
       continue;
     *at = row;
-    rc = interrupt_requested() ? error_set(err, MF_ERR_INTERRUPTED, "interrupted")
-                               : device_client_time_behind(*b->client, row / BEHIND_KINDS, (enum behind_kind)(row % BEHIND_KINDS), b->t->opt->timeout_ms, &us[row][round], err);
+    if(interrupt_requested())
+      return error_set(err, MF_ERR_INTERRUPTED, "interrupted");
+    rc = device_client_time_behind(*b->client, row / BEHIND_KINDS, (enum behind_kind)(row % BEHIND_KINDS), b->t->opt->timeout_ms, &us[row][round], err);
   }
   return rc;
 }

@@ -185,8 +185,10 @@ static enum mf_status prove(struct device *dev, int k, enum behind_kind kind, in
 {
   struct cuda_profile *pf = &dev->profile;
   unsigned char **want = &pf->behind.want[k], *got = malloc((size_t)pf->launches * pf->out_bytes);
-  enum mf_status rc = got != NULL ? cuda_fresh_workspace(dev, pf->kernels[k], err)
-                                  : error_set(err, MF_ERR_NOMEM, "no memory for the outputs of %d launches", pf->launches);
+  enum mf_status rc;
+  if(got == NULL)
+    return error_set(err, MF_ERR_NOMEM, "no memory for the outputs of %d launches", pf->launches);
+  rc = cuda_fresh_workspace(dev, pf->kernels[k], err);
   if(rc == MF_OK)
     rc = poison(dev, err);
   if(rc == MF_OK)

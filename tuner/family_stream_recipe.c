@@ -193,7 +193,7 @@ enum mf_status stream_recipe(const struct mf_problem *p, const struct schedule *
   out->magic = MF_RECIPE_MAGIC;
   out->version = 1;
   out->size = sizeof(*out);
-  out->flags = MF_RECIPE_COOPERATIVE | (sched->value[KNOB_PDL] != 0 ? MF_RECIPE_PDL : 0u);
+  out->flags = sched->value[KNOB_PDL] != 0 ? MF_RECIPE_PDL : MF_RECIPE_COOPERATIVE; /* never both: docs/kernel.md */
   strncpy(out->kernel, family_stream.kernel, sizeof(out->kernel) - 1);
   out->grid[0] = (uint32_t)l.grid;
   out->block[0] = (uint32_t)l.threads;

@@ -57,7 +57,7 @@ static const char usage_text[] =
     "  --templates DIR       kernel templates (default: beside the program, or ./templates)\n"
     "  --gen DIR             where emitted kernels are written (default: gen)\n"
     "  --devices DIR         device specs (default: beside the templates, specs/devices)\n"
-    "  --timeout-ms N        limit of one kernel launch in checks (default 2000; emulated: 300000)\n"
+    "  --timeout-ms N        limit of one kernel launch in checks, and of one replay in bench --behind (default 2000; emulated: 300000)\n"
     "  --baseline FILE       qualify: the measurements (docs/qualify.md)\n"
     "  --spec FILE           qualify: the spec whose limits count (default: specs/models/SHAPE.yaml)\n"
     "  --key FILE            sign: private key; verify: public key, the signature must match (PEM)\n"

@@ -28,9 +28,14 @@
 //   launch_dependents  By the producer, when its last copy is on its way. The successor may begin when every CTA has come so far, so all of
 //               them are resident, and it cannot take an SM that a CTA here still needs. Every CTA has waited by then: a successor
 //               overlaps with this launch only, not with those before it, and what it reads ahead of its own wait hardly slows the stream.
-//   No deadlock A kernel of the stream begins when all CTAs of the one before it have begun. So only the last of those that run can lack SMs,
-//               and it gets them: the others wait for nothing that comes behind them. A grid of another stream that waits for itself, too, is
-//               another matter: two such grids may each hold SMs that the other one needs. Against that the launch is cooperative.
+//   No deadlock A kernel of the stream begins when all CTAs of the one before it have begun: ahead of that none has triggered. So only the last of
+//               those that run can lack SMs, and it gets them: the others are resident and wait for nothing that comes behind them, neither
+//               for it nor for its SMs. With a router that triggers at its start, router and layer in turn: while layer 1 streams, nothing else
+//               runs; then router 2 comes, waiting for layer 1; once it is resident as a whole, CTAs of layer 2 come wherever an SM is empty, and
+//               wait for router 2; router 3 comes only when all of them have triggered, hence have seen layer 1 and router 2 end.
+//               A grid of another stream that waits for itself, too, is another matter: two such grids may each hold SMs that the other
+//               one needs. A cooperative launch is for that, but not in one with this one (docs/kernel.md).
+//   Agreement   CTAs that find different logits wait for each other for ever. So one load ahead of the wait would be a hang, not only a wrong number.
 #pragma once
 #include "stream/down.cuh"
 #include "stream/handoff_batches.cuh"

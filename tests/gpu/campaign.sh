@@ -51,7 +51,7 @@ both_forms() {
 step_handoff() { # the default of eight tokens; ring as deep as the shape allows
   both_forms qwen3.5-35b-a3b stream/ring10-ld4-la4-fl4-fd4-st0-rk1 && both_forms deepseek-v3.1-tp8 stream/ring8-ld4-la2-fl4-fd4-st0-rk1
 }
-step_behind() { "$moeforge" bench qwen3.5-35b-a3b $store --behind --tokens 1,2,8; }
+step_behind() { "$moeforge" bench qwen3.5-35b-a3b $store --behind --tokens 1,2,8 --timeout-ms 1000; }
 step_trace() {
   bad=0
   for routing in uniform concentrated; do
