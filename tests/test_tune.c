@@ -205,10 +205,10 @@ START_TEST(what_does_not_serve_is_not_shipped)
 {
   char *winners;
   tool_gpu(&tool, "libfakegpu.so", "sms=132");
-  tool_run(&tool, TUNE " --line-info --schedule stream/ring10-ld4-la2-fl4-fd4-st0-rk1-ho2");
+  tool_run(&tool, TUNE " --line-info --schedule stream/ring10-ld4-la2-fl4-fd4-st0-rk1-ho1");
   tool_expect(&tool, 0);
   winners = query("work.db", "SELECT c.schedule FROM winner w JOIN candidate c ON c.id=w.candidate_id");
-  ck_assert_str_eq(winners, "stream/ring10-ld4-la2-fl4-fd4-st0-rk1-ho2|\n");
+  ck_assert_str_eq(winners, "stream/ring10-ld4-la2-fl4-fd4-st0-rk1-ho1|\n");
   free(winners);
   ck_assert_int_eq(number("work.db", "SELECT count(*) FROM artifact WHERE instr(cubin, CAST('handoff.cuh' AS BLOB)) > 0"), 1);
   tool_run(&tool, "export tiny -o %s/p.moeforge", tool.folder);
@@ -217,7 +217,7 @@ START_TEST(what_does_not_serve_is_not_shipped)
   expect_coexist("graph", 1, "8 of 8 launches are not as alone");
   expect_coexist("poison nosuch", 2, "no step \"nosuch\"");
   tool_run(&tool, "show tiny --store %s/nothing.db", tool.folder);
-  ck_assert_msg(tool.code != 0 || strstr(tool.out, "-ho2") == NULL, "%s", tool.out);
+  ck_assert_msg(tool.code != 0 || strstr(tool.out, "-ho1") == NULL, "%s", tool.out);
   tool_run(&tool, TUNE " --line-info --store moeforge-work.db");
   tool_expect(&tool, 2);
   tool_says(&tool, err, "a --store of its own");

@@ -340,8 +340,10 @@ static enum mf_status run_command(const struct command_line *cl, struct error *e
   const char *const *rest = cl->operand + 1;
   const int nrest = cl->noperands - 1;
   enum mf_status rc;
-  if(strcmp(name, "help") == 0)
-    return fputs(usage_text, stdout) >= 0 ? MF_OK : MF_ERR_IO;
+  if(strcmp(name, "help") == 0) {
+    fputs(usage_text, stdout); /* whether it was written is seen at the end, in flush_results() */
+    return MF_OK;
+  }
   if(strcmp(name, "version") == 0)
     return puts("moeforge " MOEFORGE_VERSION) >= 0 ? MF_OK : MF_ERR_IO;
   if(strcmp(name, "spec") == 0)

@@ -19,7 +19,9 @@ failed=0
 say() { printf '%-8s %s\n' "$1" "$2"; [ "$1" = ok ] || failed=1; }
 now() { date +%s.%N; }
 since() { echo "$1 $(now)" | awk '{printf "%.1f s", $2 - $1}'; }
-tune() { "$moeforge" tune "$spec" --store "$dir/$1.db" --db "$dir/$1.shipped.db" --gen "$dir/gen" --tokens "${TOKENS:-1-8}" --effort "$2"; }
+# (tune_itself: in the background the process is then moeforge, so that a signal reaches it and no shell.)
+tune_itself() { exec "$moeforge" tune "$spec" --store "$dir/$1.db" --db "$dir/$1.shipped.db" --gen "$dir/gen" --tokens "${TOKENS:-1-8}" --effort "$2"; }
+tune() { (tune_itself "$@"); }
 count() { python3 -c 'import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute(sys.argv[2]).fetchone()[0])' "$dir/$1.db" "$2"; }
 
 start=$(now)
@@ -33,7 +35,7 @@ grep -q ' 0 samples measured' "$dir/warm.log" && say ok "warm run: $(since "$sta
 
 before=0
 for i in 1 2 3 4 5 6 7 8 9 10; do
-  tune killed "${EFFORT:-default}" >/dev/null 2>&1 &
+  tune_itself killed "${EFFORT:-default}" >/dev/null 2>&1 &
   pid=$!
   sleep "$(awk -v seed="$i$$" 'BEGIN { srand(seed); printf "%.2f", 1 + 5 * rand() }')"
   kill -9 "$pid" 2>/dev/null || true
@@ -42,7 +44,7 @@ for i in 1 2 3 4 5 6 7 8 9 10; do
   [ "$after" -ge "$before" ] || say FAILED "kill $i: $before samples became $after"
   before=$after
 done
-tune killed "${EFFORT:-default}" >/dev/null 2>"$dir/killed.log"
+tune killed "${EFFORT:-default}" >/dev/null 2>"$dir/killed.log" || say FAILED "the run after ten kills: $(tail -n 1 "$dir/killed.log")"
 twice=$(count killed 'select count(*) from (select 1 from sample group by candidate_id, timing_id, tokens, routing, seed, round having count(*) > 1)')
 [ "$twice" = 0 ] && say ok "ten kills, then a run to the end: no sample lost, none measured twice" || say FAILED "$twice samples were measured twice"
 

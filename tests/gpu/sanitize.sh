@@ -5,7 +5,7 @@
 #   MOEFORGE=build/moeforge TOOLS="memcheck racecheck" PACKAGES="winners" TOKENS=1-16 SECONDS_PER_TOOL=400 LOGS=folder
 #
 # Packages:  winners   what a quick tuning of TOKENS chooses: one token to 16, so that both kernel families run
-#            tickets   1 to 8 tokens with tickets from the first round on and consumers that help to load h (hand_off 2)
+#            tickets   1 to 8 tokens with tickets from the first round on and consumers that help to load h (hand_off 1)
 # Kernels are compiled with line information, which changes no code; for synccheck also with another form of CTA barrier (templates/hw/thread.cuh).
 # Packages are verified as users verify them (moeforge verify, every entry), with all child processes under the tool. Per tool and package: one line, and
 # what was found by name (sanitize_report.py); what racecheck-allowed.txt does not list fails. Logs stay in LOGS (default: a temporary folder).
@@ -25,7 +25,7 @@ package() {
   made=$dir/$1$build
   case $1 in
     winners) choice="--effort quick --tokens ${TOKENS:-1-16}" ;;
-    tickets) choice="--tokens 1-8 --schedule stream/ring10-ld4-la2-fl4-fd4-st0-rk1-ho2" ;;
+    tickets) choice="--tokens 1-8 --schedule stream/ring10-ld4-la2-fl4-fd4-st0-rk1-ho1" ;;
     *) echo "sanitize: there is no package $1" >&2; return 2 ;;
   esac
   if [ ! -e "$made.moeforge" ]; then
