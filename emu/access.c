@@ -84,8 +84,24 @@ static struct buffer *find_buffer(const void *p, size_t bytes)
   return NULL;
 }
 
+/* Those ahead may write whatever a kernel reads, and use what it writes. */
+static void check_ahead(struct thread *t, const char *what, const void *pc)
+{
+  if(t->clock[t->cta->ahead] == 0)
+    emu_fail(EMU_RACE, t, pc, "%s of global memory at %s: the kernels ahead of this dependent launch may still run, no wait_for_predecessors orders their end before it", what,
+             emu_pc_text(emu_pc(pc)).s);
+}
+
+void emu_wait_for_predecessors(void)
+{
+  struct thread *t = running();
+  t->clock[t->cta->ahead] = 1;
+  emu_maybe_preempt(t);
+}
+
 void check_global(struct thread *t, const void *p, size_t bytes, const char *what, const void *pc)
 {
+  check_ahead(t, what, pc);
   if(find_buffer(p, bytes) == NULL)
     emu_fail(EMU_BOUNDS, t, pc, "%s of %zu bytes at %s: they do not lie in one global buffer", what, bytes, emu_pc_text(emu_pc(pc)).s);
 }
@@ -169,6 +185,7 @@ void access_global(struct thread *t, const void *p, size_t bytes, int flags, con
 {
   struct buffer *b = buffer_of(t, p, bytes, flags, pc);
   const size_t first = (size_t)((uintptr_t)p - (uintptr_t)b->base), end = first + bytes;
+  check_ahead(t, flags & ACCESS_WRITE ? "write" : "read", pc);
   for(size_t offset = first / GRANULE_BYTES * GRANULE_BYTES; offset < end; offset += GRANULE_BYTES) {
     struct granule *g = granule_at(b, offset);
     if(g->pending && in_order(t, g->write_thread, g->write_tick)) {

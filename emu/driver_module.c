@@ -236,11 +236,13 @@ void emu_driver_seed(uint64_t seed, uint64_t salt)
   driver->launches = 0;
 }
 
-static bool wants_cooperation(const CUlaunchConfig *config)
+static bool wants(const CUlaunchConfig *config, CUlaunchAttributeID id)
 {
-  for(unsigned int i = 0; i < config->numAttrs; i++)
-    if(config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && config->attrs[i].value.cooperative != 0)
+  for(unsigned int i = 0; i < config->numAttrs; i++) {
+    const CUlaunchAttributeValue *value = &config->attrs[i].value;
+    if(config->attrs[i].id == id && (id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE ? value->cooperative : value->programmaticStreamSerializationAllowed) != 0)
       return true;
+  }
   return false;
 }
 
@@ -252,7 +254,7 @@ static CUresult check_launch(const CUlaunchConfig *c, const struct function *fun
     return CUDA_ERROR_INVALID_VALUE;
   if(c->gridDimY != 1 || c->gridDimZ != 1 || c->blockDimY != 1 || c->blockDimZ != 1 || (function->builtin == NULL && threads % 32 != 0))
     return emu_driver_explain(CUDA_ERROR_NOT_SUPPORTED, "the emulated device runs one-dimensional grids of whole warps");
-  if(wants_cooperation(c) && c->gridDimX > (uint64_t)driver->config.sms * (uint64_t)resident_ctas((int)threads, c->sharedMemBytes))
+  if(wants(c, CU_LAUNCH_ATTRIBUTE_COOPERATIVE) && c->gridDimX > (uint64_t)driver->config.sms * (uint64_t)resident_ctas((int)threads, c->sharedMemBytes))
     return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
   return CUDA_SUCCESS;
 }
@@ -275,7 +277,8 @@ CUresult CUDAAPI emu_driver_launch_kernel(const CUlaunchConfig *config, CUfuncti
   const struct function *function = (const struct function *)(void *)handle;
   const struct emu_kernel *kernel = &function->module->kernel;
   struct emu_launch launch = {.params = params, .ctas = (int)config->gridDimX, .threads = (int)config->blockDimX, .shared_bytes = config->sharedMemBytes,
-                              .max_steps = driver->config.max_steps, .code = kernel->code, .code_bytes = kernel->code_bytes, .entry = kernel->entry};
+                              .max_steps = driver->config.max_steps, .code = kernel->code, .code_bytes = kernel->code_bytes, .entry = kernel->entry,
+                              .early = wants(config, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)};
   struct emu_finding found;
   const CUresult refused = driver->broken != CUDA_SUCCESS ? driver->broken : check_launch(config, function);
   (void)extra;

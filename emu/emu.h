@@ -55,6 +55,7 @@ struct emu_launch {
   int ctas, threads;             /* threads: a multiple of 32 */
   size_t shared_bytes;           /* dynamic shared memory per CTA */
   uint64_t seed;
+  bool early;                    /* as a dependent launch that has begun before the kernels ahead of it have ended */
   uint64_t max_steps;            /* scheduling steps; 0: a generous default */
   const void *code;              /* loaded image of the kernel: */
   size_t code_bytes;             /* its constants may be read, and addresses in findings are relative to it */

@@ -67,6 +67,7 @@ void emu_wgmma_wait(void);
 void emu_keep_accumulators(float *d, int count);                  /* a finding while products into them are pending */
 
 /* ---- the rest ---- */
+void emu_wait_for_predecessors(void);                             /* in a dependent launch, access to global memory is a finding unless it comes behind one */
 /* Products mark results that come of operands in doubt with a NaN whose bits are EMU_TAINT | number. Conversions to a narrower format are where such a value would
  * leave: they call emu_tainted(), a finding that says what was wrong with the operand. */
 #define EMU_TAINT 0x7FE00000u

@@ -79,7 +79,7 @@ MF_DEVICE void sync_cta() { emu_barrier_sync(0, -1); }
 MF_DEVICE void barrier_sync(int id, int threads) { emu_barrier_sync(id, threads); }
 MF_DEVICE void barrier_arrive(int id, int threads) { emu_barrier_arrive(id, threads); }
 MF_DEVICE void launch_dependents() {}
-MF_DEVICE void wait_for_predecessors() {}
+MF_DEVICE void wait_for_predecessors() { emu_wait_for_predecessors(); }
 MF_DEVICE void sleep_ns(uint32_t) { emu_pause(); }
 MF_DEVICE uint64_t clock() { return emu_clock(); }
 MF_DEVICE uint32_t clock_low() { return (uint32_t)emu_clock(); }

@@ -11,7 +11,7 @@
  *   report.c     findings
  *
  * Who orders what. Everything that acts on memory is an *agent* of its CTA with a clock that counts its release operations: each thread's writes, each thread's
- * reads; for each warp, its pending products; the bulk copies in flight (from a pool); each thread's cp.async. A thread's vector clock says up to which tick of
+ * reads; for each warp, its pending products; the bulk copies in flight (from a pool); each thread's cp.async; and the kernels ahead of the launch. A thread's vector clock says up to which tick of
  * every agent it has seen what that agent did. An access is in order with an earlier one if the thread's clock covers the earlier agent's tick at that time. Clocks
  * are per CTA: nothing orders threads of different CTAs within a launch, for the machine layer offers no synchronisation between CTAs but words that are their
  * own flags.
@@ -194,8 +194,9 @@ struct cta {
   struct thread *threads;
   struct warp *warps;
   struct warpgroup *groups;
-  /* Agents: [0, nthreads) writes; [products ...) one per warp; [bulk ...) copies; [reads ...) one per thread; then each thread's cp.async as it comes */
-  uint32_t products, bulk, reads;
+  /* Agents: [0, nthreads) writes; [products ...) one per warp; [bulk ...) copies; [reads ...) one per thread; the kernels ahead of the launch, whose end is
+   * their tick 1; then each thread's cp.async as it comes */
+  uint32_t products, bulk, reads, ahead;
   uint32_t agents, max_agents; /* in use, room */
   uint32_t *ticks;             /* [max_agents] own ticks of the agents that are no threads */
   uint64_t busy_copy_agents;   /* bits */

@@ -332,6 +332,7 @@ static bool make_threads(struct cta *cta, uint32_t *clocks)
     t->warp = &cta->warps[i / LANES];
     t->clock = clocks + (size_t)i * cta->max_agents;
     t->clock[i] = t->clock[cta->reads + (uint32_t)i] = 1;
+    t->clock[cta->ahead] = m->launch->early ? 0 : 1;
     fiber_make(&t->fiber, stack, m->stack_bytes - number % STACK_COLOURS * 64, run_thread, t);
     *canary_of(t) = CANARY;
     emu_make_ready(t);
@@ -351,7 +352,8 @@ static bool make_cta(struct cta *cta, int index, const struct emu_launch *launch
   cta->products = (uint32_t)cta->nthreads;
   cta->bulk = cta->products + (uint32_t)cta->nwarps;
   cta->reads = cta->bulk + COPY_AGENTS;
-  cta->agents = cta->reads + (uint32_t)cta->nthreads;
+  cta->ahead = cta->reads + (uint32_t)cta->nthreads;
+  cta->agents = cta->ahead + 1;
   cta->max_agents = cta->agents + (uint32_t)cta->nthreads;
   cta->threads = calloc(threads, sizeof(*cta->threads));
   cta->warps = calloc((size_t)cta->nwarps, sizeof(*cta->warps));

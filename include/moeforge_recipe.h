@@ -60,7 +60,7 @@ enum mf_source {
 #define MF_SRC_FIRST_OF_VERSION_2 40
 
 #define MF_RECIPE_COOPERATIVE 1u /* CTAs wait for each other: launch cooperatively, so that it fails instead of hanging */
-#define MF_RECIPE_PDL 2u         /* programmatic dependent launch */
+#define MF_RECIPE_PDL 2u         /* programmatic dependent launch: the kernel itself waits for what is ahead of it, and its CTAs for each other as with the other flag */
 
 struct mf_recipe_field {
   uint16_t source; /* enum mf_source */

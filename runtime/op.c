@@ -5,7 +5,7 @@
  *                of several SM counts: the device's own, else the largest below it, else the smallest above it
  *   tokens  ---- does an entry cover each of 1..max?  else MF_MISS_TOKENS
  *   driver  ---- as new as the entries need?          else MF_MISS_DRIVER
- *   SMs     ---- enough for each kernel's grid?       else MF_MISS_SMS (min_sms, then the driver's own occupancy for cooperative grids)
+ *   SMs     ---- enough for each kernel's grid?       else MF_MISS_SMS (min_sms, then the driver's own occupancy for grids that wait for themselves)
  *
  * Nothing is loaded before all of these but the last have been answered.
  *
@@ -154,13 +154,13 @@ static uint32_t shared_limit(const struct mf_op *op, const struct op_kernel *ker
   return most;
 }
 
-/* A cooperative grid must be resident as a whole. */
+/* A grid whose CTAs wait for each other must be resident as a whole. */
 static enum mf_status check_residency(const struct mf_op *op, const struct op_kernel *kernel, int sms)
 {
   const struct mf_recipe *r = kernel->recipe;
   const uint64_t ctas = (uint64_t)r->grid[0] * r->grid[1] * r->grid[2];
   int per_sm = 0;
-  if((r->flags & MF_RECIPE_COOPERATIVE) == 0)
+  if((r->flags & (MF_RECIPE_COOPERATIVE | MF_RECIPE_PDL)) == 0)
     return MF_OK;
   if(op->api.p_cuOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel->function, (int)(r->block[0] * r->block[1] * r->block[2]), r->shared_bytes) !=
      CUDA_SUCCESS)

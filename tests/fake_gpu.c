@@ -6,7 +6,9 @@
  *
  * FAKEGPU_WRONG=<schedule value of flight>: kernels launched with that many stages in flight return one wrong element; FAKEGPU_HANG=<value>: they
  * hang; FAKEGPU_CRASH=<value>: the process is killed by SIGSEGV. FAKEGPU_SLEEP_US=<us>: each graph launch lasts that long, so that a test has
- * time to kill the tuner. FAKEGPU_TRACE=1: kernels leave the record of a traced build, of a clock of 2 GHz on which launches begin every 10 us. */
+ * time to kill the tuner. FAKEGPU_EARLY=1: launches in graphs that may begin early write ones. FAKEGPU_HANG_BEHIND=<pdl><cooperative><router's pdl>,...: launches
+ * in graphs behind a router hang that are made so, once FAKEGPU_HANG_SPARES of them have not; FAKEGPU_CRASH_BEHIND: they end the process.
+ * FAKEGPU_TRACE=1: kernels leave the record of a traced build, of a clock of 2 GHz on which launches begin every 10 us. */
 #include "fake_libcuda.h"
 
 #include <math.h>
@@ -21,6 +23,7 @@
 #include "reference.h"
 #include "stream/params.h"
 #include "stream/trace.h"
+#include "tools/router_params.h"
 
 extern fakecuda_on_launch_fn fakecuda_on_launch;
 extern fakecuda_hang_fn fakecuda_hang;
@@ -301,9 +304,31 @@ static void run_moe(const struct fakecuda_launch *l)
   misbehave(&a);
 }
 
+/* Whether the variable names launches like this one behind the last router; -1: that there was none. */
+static bool is_listed(const char *variable, const struct fakecuda_launch *l, int router_pdl)
+{
+  const char *list = getenv(variable);
+  char like[8];
+  snprintf(like, sizeof(like), "%d%d%d", l->pdl, l->cooperative, router_pdl);
+  return list != NULL && router_pdl >= 0 && strstr(list, like) != NULL;
+}
+
+static void misbehave_behind(const struct fakecuda_launch *l, int router_pdl)
+{
+  static long spared;
+  if(is_listed("FAKEGPU_CRASH_BEHIND", l, router_pdl))
+    raise(SIGSEGV);
+  if(is_listed("FAKEGPU_HANG_BEHIND", l, router_pdl) && spared++ >= env_number("FAKEGPU_HANG_SPARES"))
+    fakecuda_hang();
+}
+
 static void run_kernel(void *context, const struct fakecuda_launch *l)
 {
+  static int router_pdl = -1; /* of the router that ran last, if no kernel has since */
   (void)context;
+  if(strcmp(l->kernel, "mf_moe") == 0 && l->captured)
+    misbehave_behind(l, router_pdl);
+  router_pdl = strcmp(l->kernel, "mf_router") == 0 ? l->pdl : -1;
   if(strcmp(l->kernel, "mf_gen_weights") == 0) {
     data_weights(u64(l, 3), (enum data_stream)u64(l, 4), u64(l, 1), (size_t)(u64(l, 2) < 4096 ? u64(l, 2) : 4096), pointer(l, 0));
     remember(pointer(l, 0), u64(l, 3));
@@ -313,7 +338,11 @@ static void run_kernel(void *context, const struct fakecuda_launch *l)
     struct mf_stream_params a;
     memcpy(&a, l->params[0], sizeof(a));
     for(int t = 0; t < a.tokens; t++)
-      memset((uint16_t *)a.out + (size_t)t * (size_t)a.out_pitch, 0, (size_t)tiny_problem().hidden * 2);
+      memset((uint16_t *)a.out + (size_t)t * (size_t)a.out_pitch, l->pdl && env_number("FAKEGPU_EARLY") > 0, (size_t)tiny_problem().hidden * 2);
+  } else if(strcmp(l->kernel, "mf_router") == 0) {
+    struct mf_router_params a;
+    memcpy(&a, l->params[0], sizeof(a));
+    memcpy(a.to, a.from, 16 * (size_t)a.words);
   } else if(strcmp(l->kernel, "mf_floor") == 0 && env_number("FAKEGPU_SLEEP_US") > 0) {
     usleep((useconds_t)env_number("FAKEGPU_SLEEP_US"));
   }

@@ -35,7 +35,7 @@ CUDA_API_OPTIONAL_TABLE(DECLARE)
 
 /* ---- the script ---- */
 struct script {
-  long no_device, oom, load_fail, map_fail, launch_fail, fault, hang, light; /* 0 or 1 */
+  long no_device, oom, load_fail, map_fail, launch_fail, early_fail, fault, hang, light; /* 0 or 1 */
   long devices, cc, driver, sms, l2, mem, occupancy;
   double time_us; /* < 0: a function of the launch */
   char name[128];
@@ -51,7 +51,7 @@ static const struct {
 } script_keys[] = {
 #define FLAG(key) {#key, offsetof(struct script, key), true}
 #define NUMBER(key) {#key, offsetof(struct script, key), false}
-    FLAG(no_device), FLAG(oom),       FLAG(load_fail), FLAG(map_fail), FLAG(launch_fail), FLAG(fault), FLAG(hang), FLAG(light),
+    FLAG(no_device), FLAG(oom),       FLAG(load_fail), FLAG(map_fail), FLAG(launch_fail), FLAG(early_fail), FLAG(fault), FLAG(hang), FLAG(light),
     NUMBER(devices), NUMBER(cc),      NUMBER(driver),  NUMBER(sms),    NUMBER(l2),        NUMBER(mem), NUMBER(occupancy),
 #undef FLAG
 #undef NUMBER

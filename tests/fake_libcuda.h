@@ -8,6 +8,7 @@
  *   oom               every allocation fails                       occupancy=N   CTAs per multiprocessor (1)
  *   load_fail         modules are for another GPU                  map_fail      tensor maps cannot be encoded
  *   launch_fail       launches return an error                     fault         launches succeed, the next synchronisation reports a fault
+ *   early_fail        cooperative launches that may begin early return an error
  *   hang              launched kernels never end                   time_us=X     every kernel takes X microseconds
  *   light             launches are not kept, run or logged: for measuring what a caller costs
  * FAKECUDA_TIME_US=X is the same as time_us=X. Without either a kernel's time is a fixed function of its module, grid and arguments (addresses aside).

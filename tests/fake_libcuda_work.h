@@ -158,6 +158,8 @@ CUresult fake_cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function
     if(n->launch.cooperative && (long)config->gridDimX * config->gridDimY * config->gridDimZ > fake.script.occupancy * fake.script.sms)
       rc = CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
   }
+  if(rc == CUDA_SUCCESS && fake.script.early_fail && n->launch.cooperative && n->launch.pdl)
+    rc = CUDA_ERROR_NOT_SUPPORTED;
   if(rc == CUDA_SUCCESS)
     submit(n, s);
   else if(n != NULL)

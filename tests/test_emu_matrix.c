@@ -25,7 +25,7 @@
 #define RING 99            /* of flight: as many stages as the ring has */
 
 enum {
-  ROWS, FEATURES, HIDDEN, SPARE, RING_STAGES, LOADERS, LOOKAHEAD, FLIGHT, FIRST_DOWN, STATIC, ROTATE, HAND_OFF, POLICY, EXPERTS, TOP_K, LOGITS, ACT_SCALE, RANK,
+  ROWS, FEATURES, HIDDEN, SPARE, RING_STAGES, LOADERS, LOOKAHEAD, FLIGHT, FIRST_DOWN, STATIC, ROTATE, HAND_OFF, PDL, POLICY, EXPERTS, TOP_K, LOGITS, ACT_SCALE, RANK,
   TOKENS, ROUTING, DATA, /* of a case */
   FACTORS
 };
@@ -47,6 +47,7 @@ static const struct {
     [STATIC] = {"static_rounds", 3, {0, 8, ALL_ROUNDS}},
     [ROTATE] = {"rotate_k", 2, {0, 1}},
     [HAND_OFF] = {"hand_off", 2, {0, 1}},
+    [PDL] = {"pdl", 2, {0, 1}},
     [POLICY] = {"policy", 11, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
     [EXPERTS] = {"experts", 4, {64, 96, 128, 256}},
     [TOP_K] = {"top_k", 5, {1, 2, 3, 8, 10}},
@@ -85,7 +86,7 @@ static const unsigned char wanted[][2] = {
     {FLIGHT, FIRST_DOWN}, {STATIC, ROTATE}, {STATIC, SPARE}, {HAND_OFF, ROWS}, {HAND_OFF, FEATURES}, {HAND_OFF, LOADERS}, {HAND_OFF, TOP_K}, {POLICY, EXPERTS}, {POLICY, LOGITS}, {EXPERTS, LOGITS}, {EXPERTS, TOP_K},
     {LOGITS, TOP_K}, {RANK, EXPERTS}, {RANK, TOP_K},
     {TOKENS, ROWS}, {TOKENS, FEATURES}, {TOKENS, HIDDEN}, {TOKENS, RING_STAGES}, {TOKENS, LOADERS}, {TOKENS, STATIC}, {TOKENS, POLICY},
-    {TOKENS, TOP_K}, {TOKENS, LOGITS}, {TOKENS, RANK}, {TOKENS, HAND_OFF}, {ROUTING, HAND_OFF}, {ROUTING, POLICY}, {ROUTING, TOP_K}, {ROUTING, ROWS}, {ROUTING, STATIC}, {ROUTING, RANK},
+    {TOKENS, TOP_K}, {TOKENS, LOGITS}, {TOKENS, RANK}, {TOKENS, HAND_OFF}, {TOKENS, PDL}, {ROUTING, HAND_OFF}, {ROUTING, POLICY}, {ROUTING, TOP_K}, {ROUTING, ROWS}, {ROUTING, STATIC}, {ROUTING, RANK},
     {DATA, POLICY}, {DATA, ACT_SCALE}, {DATA, LOGITS}, {TOKENS, ROUTING}, {TOKENS, DATA}, {ROUTING, DATA},
 };
 #define WANTED ((int)(sizeof(wanted) / sizeof(wanted[0])))
@@ -167,7 +168,7 @@ static void set_knob(struct schedule *sched, int factor, int value)
 static void set_knobs(const struct choice *c, struct schedule *sched)
 {
   const int ring = value_of(c, RING_STAGES), flight = value_of(c, FLIGHT);
-  const int knobs[] = {RING_STAGES, LOADERS, LOOKAHEAD, FIRST_DOWN, STATIC, ROTATE, HAND_OFF};
+  const int knobs[] = {RING_STAGES, LOADERS, LOOKAHEAD, FIRST_DOWN, STATIC, ROTATE, HAND_OFF, PDL};
   sched->family = &family_stream;
   for(size_t i = 0; i < sizeof(knobs) / sizeof(knobs[0]); i++)
     set_knob(sched, knobs[i], value_of(c, knobs[i]));

@@ -20,10 +20,10 @@ static const struct test_case three = {3, ROUTING_UNIFORM, CASE_NORMAL, 1}, two 
                               same = {8, ROUTING_CONCENTRATED, CASE_NORMAL, 5};
 
 /* Shapes that the rows use; all have softmax over 64 experts, two per token. */
-enum shape { PLAIN, SLABS, STRADDLE, HELP, SHAPES };
+enum shape { PLAIN, SLABS, STRADDLE, HELP, EARLY, SHAPES };
 static const struct {
-  int sms, hidden, hand_off; /* rows of w2 per CTA: 64; 16, two slots per stage; 48, which straddle scale blocks; as the first, and consumers load h */
-} shapes[SHAPES] = {[PLAIN] = {18, 1024, 0}, [SLABS] = {64, 1024, 0}, [STRADDLE] = {66, 3072, 0}, [HELP] = {18, 1024, 1}};
+  int sms, hidden, hand_off, pdl; /* rows of w2 per CTA: 64; 16, two slots per stage; 48, which straddle scale blocks; as the first, and consumers load h; as the first, as a dependent launch */
+} shapes[SHAPES] = {[PLAIN] = {18, 1024, 0, 0}, [SLABS] = {64, 1024, 0, 0}, [STRADDLE] = {66, 3072, 0, 0}, [HELP] = {18, 1024, 1, 0}, [EARLY] = {18, 1024, 0, 1}};
 
 static const struct mutant {
   const char *name, *file, *text, *instead;
@@ -105,6 +105,13 @@ static const struct mutant {
      1, {GATE(GATE_Y_GIVEN_H)}, "", {&two}, 3, PLAIN},
     {"h_of_another_token", "stream/handoff.cuh", "(h + (size_t)(token * L::kRanks", "(h + (size_t)((token ^ 1) * L::kRanks",
      1, {GATE(GATE_H), EMU_DEADLOCK}, "handoff.cuh", {&same}, 3, PLAIN},
+    {"no_wait_for_predecessors", "stream/kernel.cuh", "    hw::sync_cta();\n    hw::wait_for_predecessors();\n", "    hw::sync_cta();\n",
+     1, {EMU_RACE}, "route_packed.cuh kernel.cuh quantise.cuh", {&three}, 1, EARLY},
+    {"only_routers_wait_for_predecessors", "stream/kernel.cuh", "    hw::sync_cta();\n    hw::wait_for_predecessors();\n",
+     "    hw::sync_cta();\n    if(c.warp >= L::kConsumerWarp)\n      hw::wait_for_predecessors();\n",
+     1, {EMU_RACE}, "kernel.cuh quantise.cuh", {&three}, 1, EARLY},
+    {"producer_counts_launches_early", "stream/kernel.cuh", "#ifdef MF_TRACE\n  if constexpr(L::Schedule::kPdl)\n    hw::wait_for_predecessors();\n", "#ifndef MF_TRACE\n",
+     1, {EMU_RACE}, "kernel.cuh", {&three}, 1, EARLY},
     {"no_mbarrier_init_fence", "stream/producer.cuh", "    hw::mbarrier_init_fence();\n", "", 1, {EMU_BARRIER}, "producer.cuh", {&three}, 3, PLAIN},
     {"shuffle_in_a_condition", "stream/route.cuh",
      "  const float own_score = selection.score(c, token); // exchanges between lanes: all of them take part\n"
@@ -260,6 +267,7 @@ static void open_shape(struct emu_subject *s, enum shape shape, const char *temp
   emu_set_knob(&s->sched, "first_down_flight", 4);
   emu_set_knob(&s->sched, "static_rounds", 0);
   emu_set_knob(&s->sched, "hand_off", shapes[shape].hand_off);
+  emu_set_knob(&s->sched, "pdl", shapes[shape].pdl);
   if(shapes[shape].hand_off == 1)
     emu_set_knob(&s->sched, "h_loaders", 2); /* there are four batches: consumers have two of them */
   emu_open(s, template_dir, 8, 1.0f);
@@ -341,6 +349,7 @@ static const struct clean {
   int from, seeds; /* with two launches per case, each with an interleaving of its own */
 } clean[] = {
     {PLAIN, {&three, &two}, 1, 6}, {PLAIN, {&eight}, 101, 5}, {PLAIN, {&one, &same}, 201, 4}, {SLABS, {&odd, &same}, 301, 2}, {STRADDLE, {&one}, 401, 2}, {HELP, {&same, &two, &eight}, 501, 3},
+    {EARLY, {&one, &three}, 601, 2},
 };
 #define CLEAN ((int)(sizeof(clean) / sizeof(clean[0])))
 

@@ -40,11 +40,13 @@ static void compile(const struct mf_problem *p, const struct schedule *sched, co
 static const struct {
   const char *shape, *device;
   int ring, loaders;  /* 0: the default's */
+  int pdl;
 } compiled[] = {
-    {"qwen3.5-35b-a3b", "h200", 0, 0},   {"qwen3.5-122b-a10b", "h200", 0, 0}, {"glm-5-tp8", "h200", 0, 0}, {"deepseek-v3.1-tp8", "h200", 0, 0},
-    {"qwen3.5-35b-a3b", "h200", 6, 2},   {"deepseek-v3.1-tp8", "h200", 4, 2}, {"tiny", "h200", 0, 0},      {"qwen3.5-35b-a3b", "h100-pcie", 0, 0},
-    {"qwen3-30b-a3b", "h200", 0, 0},     {"qwen3-235b-a22b-tp4", "h200", 0, 0}, {"minimax-m2-tp2", "h200", 0, 0}, {"glm-5-tp8", "h100-pcie", 0, 0},
-    {"qwen3.5-122b-a10b", "h100-pcie", 0, 0}, {"deepseek-v3.1-tp8", "h100-pcie", 0, 0}, {"qwen3.5-35b-a3b", "h20", 0, 0}, {"qwen3-235b-a22b-tp4", "h20", 0, 0},
+    {"qwen3.5-35b-a3b", "h200", 0, 0, 0},   {"qwen3.5-122b-a10b", "h200", 0, 0, 0}, {"glm-5-tp8", "h200", 0, 0, 0}, {"deepseek-v3.1-tp8", "h200", 0, 0, 0},
+    {"qwen3.5-35b-a3b", "h200", 6, 2, 0},   {"deepseek-v3.1-tp8", "h200", 4, 2, 0}, {"tiny", "h200", 0, 0, 0},      {"qwen3.5-35b-a3b", "h100-pcie", 0, 0, 0},
+    {"qwen3-30b-a3b", "h200", 0, 0, 0},     {"qwen3-235b-a22b-tp4", "h200", 0, 0, 0}, {"minimax-m2-tp2", "h200", 0, 0, 0}, {"glm-5-tp8", "h100-pcie", 0, 0, 0},
+    {"qwen3.5-122b-a10b", "h100-pcie", 0, 0, 0}, {"deepseek-v3.1-tp8", "h100-pcie", 0, 0, 0}, {"qwen3.5-35b-a3b", "h20", 0, 0, 0}, {"qwen3-235b-a22b-tp4", "h20", 0, 0, 0},
+    {"qwen3.5-35b-a3b", "h200", 0, 0, 1},   {"qwen3.5-122b-a10b", "h200", 0, 0, 1}, {"glm-5-tp8", "h200", 0, 0, 1}, {"deepseek-v3.1-tp8", "h200", 0, 0, 1},
 };
 
 START_TEST(host_and_kernel_agree)
@@ -61,9 +63,11 @@ START_TEST(host_and_kernel_agree)
     set(&sched, "ring_stages", compiled[_i].ring);
     set(&sched, "h_loaders", compiled[_i].loaders);
   }
+  set(&sched, "pdl", compiled[_i].pdl);
   compile(&p, &sched, &dev, &art);
   ck_assert_msg(cubin_read_symbol(art.cubin, art.cubin_bytes, "mf_meta", &meta, sizeof(meta), &err) == MF_OK, "%s", err.text);
   ck_assert_msg(family_stream.check_meta(&meta, sizeof(meta), &p, &sched, &dev, &why) == MF_OK, "%s", why.detail);
+  ck_assert_uint_eq(meta.pdl, (unsigned)compiled[_i].pdl);
   ck_assert_msg(limits_after_compile(&p, &sched, &dev, &art, &why) == MF_OK, "rule %s: %s", why.rule, why.detail);
   meta.shared_bytes += 1024; /* the comparison can fail */
   ck_assert_int_eq(family_stream.check_meta(&meta, sizeof(meta), &p, &sched, &dev, &why), MF_REJECTED);
@@ -329,7 +333,7 @@ START_TEST(recipes_are_valid)
     ck_assert_int_eq(recipe_validate(r, sizeof(*r)), MF_OK);
     ck_assert_uint_eq(r->grid[0], (unsigned)dev.sms);
     ck_assert_uint_le(r->shared_bytes, (unsigned)dev.shared_bytes_per_cta);
-    ck_assert(r->flags & MF_RECIPE_COOPERATIVE);
+    ck_assert_uint_eq(r->flags, MF_RECIPE_COOPERATIVE); /* and no candidate is a dependent launch */
     ck_assert_uint_eq(r->nparams, 3);
     ck_assert_uint_eq(r->params[0].size, sizeof(struct mf_stream_params));
     for(uint32_t m = 0; m < r->nmaps; m++) { /* a box is one copy: its bytes fit a stage */
@@ -366,6 +370,41 @@ START_TEST(knobs_reach_the_parameters)
       found = found || (r.fields[f].source == MF_SRC_CONST && r.fields[f].offset == rows[i].offset && r.fields[f].value == 77 + (int)i);
     ck_assert_msg(found, "%s does not reach the kernel", rows[i].knob);
   }
+}
+END_TEST
+
+/* Dependent launch is in the source, in the recipe's flags and in the names; its absence is in no name. */
+START_TEST(dependent_launch)
+{
+  const struct device_info dev = device("h200");
+  const struct mf_problem p = problem("qwen3.5-35b-a3b");
+  struct schedule sched = {.family = &family_stream}, back;
+  struct verdict why = {0};
+  struct error err = {MF_OK, ""};
+  for(int pdl = 0; pdl < 2; pdl++) {
+    struct artifact art = {0};
+    struct mf_recipe r;
+    char name[NAME_MAX_LEN * 2], line[64];
+    family_stream.default_schedule(&p, 1, &dev, &sched);
+    set(&sched, "pdl", pdl);
+    ck_assert_int_eq(family_stream.constrain(&p, &sched, &dev, &why), MF_OK);
+    ck_assert_int_eq(family_stream.recipe(&p, &sched, &dev, &r, &err), MF_OK);
+    ck_assert_uint_eq(r.flags, pdl ? MF_RECIPE_PDL : MF_RECIPE_COOPERATIVE);
+    ck_assert_uint_eq(r.min_sms, (unsigned)dev.sms);
+    ck_assert_int_eq(recipe_validate(&r, sizeof(r)), MF_OK);
+    ck_assert_int_eq(emit_source(&p, "test", &sched, &dev, &art, &err), MF_OK);
+    snprintf(line, sizeof(line), "static constexpr int kPdl = %d;", pdl);
+    ck_assert_ptr_nonnull(strstr(art.source, line));
+    ck_assert_int_eq(strstr(art.name, "-pd") != NULL, pdl);
+    schedule_name(&sched, name, sizeof(name));
+    ck_assert_int_eq(strstr(name, "-pd") != NULL, pdl);
+    ck_assert_int_eq(schedule_parse(name, &back, &err), MF_OK);
+    ck_assert(schedule_equal(&sched, &back));
+    artifact_free(&art);
+  }
+  set(&sched, "pdl", 2);
+  ck_assert_int_eq(family_stream.constrain(&p, &sched, &dev, &why), MF_REJECTED);
+  ck_assert_str_eq(why.rule, "pdl");
 }
 END_TEST
 
@@ -423,6 +462,7 @@ int main(void)
   tcase_add_test(tc, recipes_of_given_experts_are_of_version_2);
   tcase_add_loop_test(tc, recipes_are_valid, 0, 5);
   tcase_add_test(tc, knobs_reach_the_parameters);
+  tcase_add_test(tc, dependent_launch);
   tcase_add_test(tc, parameters_are_complete);
   tcase_add_test(tc, the_cost_model_orders_what_is_known);
   tcase_set_timeout(tc, 120);

@@ -92,6 +92,28 @@ START_TEST(typed_misses)
 }
 END_TEST
 
+/* A grid that waits for itself must find room, whichever way it is launched. */
+START_TEST(residency_of_dependent_launches)
+{
+  static const struct {
+    uint32_t flags;
+    enum mf_status status;
+  } cases[] = {{0, MF_OK}, {MF_RECIPE_COOPERATIVE, MF_MISS_SMS}, {MF_RECIPE_PDL, MF_MISS_SMS}};
+  const struct mf_problem problem = fixture_problem();
+  struct package_set set;
+  struct mf_package *pkg;
+  struct mf_op *op = NULL;
+  package_set_init(&set);
+  package_set_add(&set, 1, 8);
+  set.recipes[0].flags = cases[_i].flags;
+  fakecuda_use("occupancy=0", NULL);
+  pkg = open_set(&set);
+  ck_assert_int_eq(mf_op_create(pkg, &problem, 0, 8, &op), cases[_i].status);
+  mf_op_destroy(op);
+  mf_package_close(pkg);
+}
+END_TEST
+
 START_TEST(no_driver_library)
 {
   const struct mf_problem problem = fixture_problem();
@@ -508,6 +530,7 @@ int main(void)
   SRunner *runner = srunner_create(suite);
   int failed;
   tcase_add_loop_test(select, typed_misses, 0, (int)(sizeof(misses) / sizeof(misses[0])));
+  tcase_add_loop_test(select, residency_of_dependent_launches, 0, 3);
   tcase_add_test(select, no_driver_library);
   tcase_add_test(select, problem_fields);
   tcase_add_loop_test(select, sm_counts, 0, 5);

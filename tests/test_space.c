@@ -59,6 +59,9 @@ START_TEST(an_older_name_is_read)
   ck_assert_msg(schedule_parse("stream/ring4-ld2-la4-fl3-fd2-st0-rk1", &sched, &err) == MF_OK, "%s", err.text);
   schedule_name(&sched, name, sizeof(name));
   ck_assert_str_eq(name, "stream/ring4-ld2-la4-fl3-fd2-st0-rk1-ho0");
+  ck_assert_msg(schedule_parse("stream/ring4-ld2-la4-fl3-fd2-st0-rk1-ho2-pd0", &sched, &err) == MF_OK, "%s", err.text);
+  schedule_name(&sched, name, sizeof(name));
+  ck_assert_str_eq(name, "stream/ring4-ld2-la4-fl3-fd2-st0-rk1-ho2"); /* a knob that is not varied shows only what is unusual */
 }
 END_TEST
 

@@ -534,6 +534,7 @@ static const struct {
 } compiled[] = {
     {"specs/models/qwen3.5-35b-a3b.yaml", "stream/ring4-ld2-la4-fl3-fd2-st0-rk1"},
     {"specs/models/qwen3.5-35b-a3b.yaml", "stream/ring10-ld4-la4-fl4-fd4-st0-rk1-ho1"},
+    {"specs/models/qwen3.5-35b-a3b.yaml", "stream/ring10-ld4-la4-fl4-fd4-st0-rk1-ho0-pd1"},
     {"specs/models/qwen3.5-122b-a10b.yaml", "stream/ring6-ld4-la4-fl4-fd4-st0-rk1"},
     {"specs/models/glm-5-tp8.yaml", "stream/ring8-ld4-la2-fl4-fd4-st0-rk1"},
     {"specs/models/deepseek-v3.1-tp8.yaml", "stream/ring8-ld4-la2-fl4-fd4-st0-rk1"},

@@ -2,7 +2,8 @@
  *
  * For each token count and routing input the winner and the schedules that --schedule names run interleaved with the floor kernels in one profile; what is
  * printed are medians over the rounds of this one run, each input's as soon as it is done (JSON: all at the end, also of a run that was interrupted). Nothing is
- * stored. bench/performance.py makes the tables of docs/performance.md of the JSON. */
+ * stored. bench/performance.py makes the tables of docs/performance.md of the JSON.
+ * With --behind: bench_behind.c. */
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -11,23 +12,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "bench.h"
 #include "compile.h"
 #include "report.h"
 #include "timing.h"
-#include "tune.h"
-
-#define BENCH_ROUNDS 15
-#define BENCH_LAUNCHES 48
-#define BENCH_SEED 9000u /* tuning's seeds are small numbers: timing.h */
-#define BENCH_MAX_KERNELS 32
-
-/* One shape's winners and what else is timed beside them. */
-struct bench_shape {
-  const char *name;
-  int64_t device_id, shape_id;
-  struct winner winners[MAX_TOKEN_COUNTS];
-  int nwinners;
-};
 
 struct bench_kernel {
   char schedule[NAME_MAX_LEN * 2];
@@ -237,7 +225,7 @@ static enum mf_status bench_shape(struct tuner *t, const char *name, struct benc
   shape.shape_id = shape.winners[0].shape_id;
   progress_phase(&t->progress, "%s: bench", name);
   if(rc == MF_OK)
-    rc = bench_winners(t, client, &spec, &shape, plan, rows, err);
+    rc = t->opt->behind ? bench_behind(t, &client, &spec, &shape, plan->tokens, rows, err) : bench_winners(t, client, &spec, &shape, plan, rows, err);
   device_client_stop(client);
   return rc;
 }
@@ -262,7 +250,7 @@ enum mf_status bench_command(const struct options *opt, const char *const *shape
   json_t *rows = opt->json ? json_array() : NULL;
   struct bench_plan plan;
   enum mf_status rc;
-  progress_init(&t.progress, opt->quiet || (!opt->json && isatty(STDOUT_FILENO) != 0)); /* on a terminal the rows are progress enough */
+  progress_init(&t.progress, opt->quiet || (!opt->json && !opt->behind && isatty(STDOUT_FILENO) != 0)); /* on a terminal the rows are progress enough */
   rc = make_plan(opt, &plan, err);
   if(rc == MF_OK)
     rc = target_resolve(opt, &t.target, err);
@@ -274,7 +262,7 @@ enum mf_status bench_command(const struct options *opt, const char *const *shape
     rc = store_find_device(t.store, &t.target.dev, &t.device_id, err);
   if(rc == MF_OK)
     rc = device_tools_build(opt->program, opt->template_dir, compile_arch(t.target.dev.cc_major, t.target.dev.cc_minor), &t.tools, err);
-  if(rc == MF_OK && rows == NULL)
+  if(rc == MF_OK && rows == NULL && !opt->behind)
     printf("| shape | routing | tokens | experts | us | 95 %% of median | floor kernel | tensor floor | floor | x floor | schedule |\n|---|---|---|---|---|---|---|---|---|---|---|\n");
   for(int i = 0; i < count && rc == MF_OK; i++)
     rc = bench_shape(&t, shape_names[i], &plan, rows, err);

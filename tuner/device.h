@@ -51,6 +51,14 @@ struct device_trace {
   int timeout_ms;        /* of all launches together */
 };
 
+/* How a launch follows the kernel ahead of it, a stand-in for a router (templates/tools/router.cu). */
+enum behind_kind {
+  BEHIND_PLAIN, /* each kernel begins when the one ahead of it has ended */
+  BEHIND_EDGE,  /* the launch may begin when the router lets it: programmatic dependent launch */
+  BEHIND_CHAIN, /* and the router when the launch ahead of it lets it */
+  BEHIND_KINDS
+};
+
 struct device_ops {
   const char *name; /* "cuda", "emu" */
   /* Only of the emulated device, else NULL: the interleavings of the cases that are run from here on follow from 'seed', the case and the launch. */
@@ -78,6 +86,14 @@ struct device_ops {
   /* One interleaved round in a rotated order: us[i] per launch for each kernel with run[i] true (NAN for the others), those of the two floor kernels, and
    * active experts (mean). */
   enum mf_status (*time_round)(struct device *dev, const bool *run, int round, double *us, struct floor_times *floors, double *active, struct error *err);
+  /* Lets the open profile's kernels run behind a router, the kernel in the module 'router', which writes their x and logits. No graph is made yet. */
+  enum mf_status (*open_behind)(struct device *dev, const void *router, size_t bytes, struct error *err);
+  /* Makes the graph of one kind for one kernel of the profile, by its index there (the number of kernels: the router alone, one behind the other), and replays it.
+   * A kernel's BEHIND_PLAIN comes first. *refused: the driver does not take that kind of launch, and why; MF_OK: there is a graph. MF_ERR_CHECK: some output differs
+   * from what the same kernel writes behind a plain edge. MF_ERR_TIMEOUT: as in run_case, of one replay. */
+  enum mf_status (*try_behind)(struct device *dev, int kernel, enum behind_kind kind, int timeout_ms, struct error *refused, struct error *err);
+  /* Microseconds per router and launch of a graph that try_behind() has made. timeout_ms: of all replays. */
+  enum mf_status (*time_behind)(struct device *dev, int kernel, enum behind_kind kind, int timeout_ms, double *us, struct error *err);
   /* Runs a kernel that leaves a trace in its workspace: 'area' receives what->bytes. Ends an open profile. MF_ERR_CHECK if an output element was never
    * written. */
   enum mf_status (*trace)(struct device *dev, struct device_kernel *kernel, const struct device_trace *what, void *area, struct error *err);

@@ -18,6 +18,7 @@
 #define START_TIMEOUT_MS 120000   /* the driver's start, a context, the weights of all layers */
 #define COMPILE_TOOL_TIMEOUT_MS 120000
 #define ROUND_LIMIT_MS 120000
+#define BEHIND_MARGIN_MS 5000     /* a few replays of microseconds, captures, copies of outputs */
 #define ASKING_DRIVER "asking the CUDA driver for its GPUs (--device none goes on without)"
 
 /* ---- requests ---- */
@@ -138,7 +139,7 @@ static enum mf_status ask_once(const char *program, const char *doing, struct fr
   return rc == MF_ERR_WORKER || rc == MF_ERR_TIMEOUT ? error_prefix(err, "%s", doing) : rc;
 }
 
-static enum mf_status build_tool(const char *program, const char *template_dir, const char *arch, const char *name, const void **cubin, size_t *bytes,
+enum mf_status device_tool_build(const char *program, const char *template_dir, const char *arch, const char *name, const void **cubin, size_t *bytes,
                                  struct error *err)
 {
   struct frame req = request_new("tool"), reply;
@@ -164,9 +165,9 @@ enum mf_status device_tools_build(const char *program, const char *template_dir,
   memset(out, 0, sizeof(*out));
   if(arch == NULL)
     return error_set(err, MF_ERR_NO_DEVICE, "the GPU's architecture is none that the kernels run on (compute capability 9.0)");
-  rc = build_tool(program, template_dir, arch, "datagen", &out->tools.datagen, &out->tools.datagen_bytes, err);
+  rc = device_tool_build(program, template_dir, arch, "datagen", &out->tools.datagen, &out->tools.datagen_bytes, err);
   if(rc == MF_OK)
-    rc = build_tool(program, template_dir, arch, "floor", &out->tools.floor, &out->tools.floor_bytes, err);
+    rc = device_tool_build(program, template_dir, arch, "floor", &out->tools.floor, &out->tools.floor_bytes, err);
   if(rc != MF_OK)
     device_tool_set_free(out);
   return rc;
@@ -424,7 +425,44 @@ enum mf_status device_client_round(struct device_client *client, const bool *run
   return rc;
 }
 
-/* ---- trace ---- */
+enum mf_status device_client_open_behind(struct device_client *client, const void *router, size_t bytes, struct error *err)
+{
+  struct frame req = request_new("behind");
+  request_blob(&req, 0, router, bytes);
+  return transact_plain(client, &req, ROUND_LIMIT_MS, err);
+}
+
+static struct frame behind_request(const char *op, int kernel, enum behind_kind kind, int timeout_ms)
+{
+  struct frame req = request_new(op);
+  json_object_set_new(req.head, "kernel", json_integer(kernel));
+  json_object_set_new(req.head, "kind", json_integer((int)kind));
+  json_object_set_new(req.head, "timeout_ms", json_integer(timeout_ms));
+  return req;
+}
+
+enum mf_status device_client_try_behind(struct device_client *client, int kernel, enum behind_kind kind, int timeout_ms, struct error *refused, struct error *err)
+{
+  struct frame req = behind_request("behind_try", kernel, kind, timeout_ms), reply;
+  const enum mf_status rc = transact(client, &req, timeout_ms + BEHIND_MARGIN_MS, &reply, NULL, NULL, err);
+  const char *text = rc == MF_OK ? json_string_value(json_object_get(reply.head, "refused")) : NULL;
+  *refused = (struct error){MF_OK, ""};
+  if(text != NULL)
+    error_set(refused, MF_ERR_DEVICE, "%s", text);
+  frame_free(&reply);
+  return rc;
+}
+
+enum mf_status device_client_time_behind(struct device_client *client, int kernel, enum behind_kind kind, int timeout_ms, double *us, struct error *err)
+{
+  struct frame req = behind_request("behind_time", kernel, kind, timeout_ms), reply;
+  const enum mf_status rc = transact(client, &req, timeout_ms + BEHIND_MARGIN_MS, &reply, NULL, NULL, err);
+  if(rc == MF_OK)
+    *us = wire_read_number(json_object_get(reply.head, "us"));
+  frame_free(&reply);
+  return rc;
+}
+
 enum mf_status device_client_trace(struct device_client *client, int kernel, const struct device_trace *what, void **area, struct error *err)
 {
   struct frame req = request_new("trace"), reply;

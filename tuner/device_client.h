@@ -23,6 +23,9 @@
  *   {"op":"lock"}                                        -> {}, after {"waiting":"..."} frames
  *   {"op":"profile","kernels":[handle],"tokens","routing","seed","launches"} -> {}
  *   {"op":"round","round","run":[bool]}                  -> {"us":[n],"floor_us","floor_tensor_us","active"}
+ *   {"op":"behind"} + router cubin                       -> {}
+ *   {"op":"behind_try","kernel","kind","timeout_ms"}     -> {["refused":"..."]}
+ *   {"op":"behind_time","kernel","kind","timeout_ms"}    -> {"us"}
  *   {"op":"trace","kernel"} + struct device_trace       -> {} + the part of the workspace
  * A reply has "ok":true; a failure is {"ok":false,"status":n,"text":"..."}. */
 #ifndef MOEFORGE_TUNER_DEVICE_CLIENT_H
@@ -45,6 +48,9 @@ struct device_tool_set {
 /* Compiles templates/tools/{datagen,floor}.cu for 'arch' (compile_arch) in a child. */
 enum mf_status device_tools_build(const char *program, const char *template_dir, const char *arch, struct device_tool_set *out, struct error *err);
 void device_tool_set_free(struct device_tool_set *set);
+/* One of them, templates/tools/<name>.cu; the caller frees *cubin. */
+enum mf_status device_tool_build(const char *program, const char *template_dir, const char *arch, const char *name, const void **cubin, size_t *bytes,
+                                 struct error *err);
 
 /* ---- one device ---- */
 /* Asks a child. At most DEVICES_MAX devices. */
@@ -96,6 +102,11 @@ enum mf_status device_client_open_profile(struct device_client *client, const in
 /* run: one per kernel of the profile, or NULL for all. us: NAN where run is false. */
 enum mf_status device_client_round(struct device_client *client, const bool *run, int round, double *us, struct floor_times *floors, double *active,
                                    struct error *err);
+
+/* As in device_ops. */
+enum mf_status device_client_open_behind(struct device_client *client, const void *router, size_t bytes, struct error *err);
+enum mf_status device_client_try_behind(struct device_client *client, int kernel, enum behind_kind kind, int timeout_ms, struct error *refused, struct error *err);
+enum mf_status device_client_time_behind(struct device_client *client, int kernel, enum behind_kind kind, int timeout_ms, double *us, struct error *err);
 
 /* As in device_ops; the caller frees *area, what->bytes long. */
 enum mf_status device_client_trace(struct device_client *client, int kernel, const struct device_trace *what, void **area, struct error *err);

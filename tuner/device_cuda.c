@@ -454,5 +454,8 @@ const struct device_ops device_cuda = {
     .run_case = cuda_run_case,
     .open_profile = cuda_open_profile,
     .time_round = cuda_time_round,
+    .open_behind = cuda_open_behind,
+    .try_behind = cuda_try_behind,
+    .time_behind = cuda_time_behind,
     .trace = cuda_trace,
 };

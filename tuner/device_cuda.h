@@ -1,5 +1,6 @@
 /* device_cuda.h - what the parts of the CUDA device share: device_cuda.c (weights, kernels), device_cuda_driver.c (the driver and its devices),
- * device_cuda_case.c (running one case), device_cuda_time.c (profiles and rounds), device_cuda_trace.c (traced launches); and what device_emu.c, the same device over an emulated driver, needs of
+ * device_cuda_case.c (running one case), device_cuda_time.c (profiles and rounds), device_cuda_behind.c (the same behind another kernel),
+ * device_cuda_trace.c (traced launches); and what device_emu.c, the same device over an emulated driver, needs of
  * them. Nobody else includes it. */
 #ifndef MOEFORGE_TUNER_DEVICE_CUDA_H
 #define MOEFORGE_TUNER_DEVICE_CUDA_H
@@ -27,6 +28,16 @@ struct device_kernel {
   unsigned cases;              /* run so far */
 };
 
+/* What the open profile is timed with behind another kernel; all zero if it is not. */
+struct cuda_behind {
+  CUmodule module;
+  CUfunction router;
+  CUdeviceptr matrices;    /* of the layers' routers */
+  CUdeviceptr written;     /* by the router: x and logits of all launches */
+  CUgraphExec *graphs;     /* [count + 1][BEHIND_KINDS], the last row of the router alone; NULL: there is none */
+  unsigned char **want;    /* [count]: what the kernel writes behind plain edges, all launches; NULL: not known */
+};
+
 /* An open timing profile; all zero if there is none. */
 struct cuda_profile {
   int tokens, launches, count;
@@ -38,6 +49,7 @@ struct cuda_profile {
   struct device_kernel **kernels;
   CUevent begin, end;
   double active;           /* mean */
+  struct cuda_behind behind;
 };
 
 struct device {
@@ -87,7 +99,24 @@ enum mf_status cuda_run_case(struct device *dev, struct device_kernel *kernel, c
 enum mf_status cuda_open_profile(struct device *dev, struct device_kernel *const *kernels, int count, int tokens, enum routing_kind routing, uint32_t seed,
                                  int launches, struct error *err);
 enum mf_status cuda_time_round(struct device *dev, const bool *run, int round, double *us, struct floor_times *floors, double *active, struct error *err);
+enum mf_status cuda_open_behind(struct device *dev, const void *router, size_t bytes, struct error *err);
+enum mf_status cuda_try_behind(struct device *dev, int kernel, enum behind_kind kind, int timeout_ms, struct error *refused, struct error *err);
+enum mf_status cuda_time_behind(struct device *dev, int kernel, enum behind_kind kind, int timeout_ms, double *us, struct error *err);
+void cuda_close_behind(struct device *dev);
 enum mf_status cuda_trace(struct device *dev, struct device_kernel *kernel, const struct device_trace *what, void *area, struct error *err);
+
+/* ---- device_cuda_time.c: graphs of the open profile ---- */
+#define ROUND_TIMEOUT_MS 20000
+/* Enqueues on dev->stream what a graph is made of. */
+typedef enum mf_status cuda_enqueue_fn(struct device *dev, const void *context, struct error *err);
+enum mf_status cuda_capture(struct device *dev, cuda_enqueue_fn *enqueue, const void *context, CUgraphExec *out, struct error *err);
+enum mf_status cuda_launch_graph(struct device *dev, CUgraphExec graph, struct error *err);
+/* Microseconds per launch over some replays, behind an untimed one. timeout_ms: of them all. */
+enum mf_status cuda_time_graph(struct device *dev, CUgraphExec graph, int timeout_ms, double *us, struct error *err);
+/* Where launch 'launch' finds x; logits and out follow. */
+CUdeviceptr cuda_launch_inputs(const struct cuda_profile *pf, int launch);
+/* Launch 'launch', with x and logits at 'from' and its own out; with the recipe's programmatic dependent launch, or without. */
+enum mf_status cuda_enqueue_launch(struct device *dev, const struct device_kernel *kernel, bool pdl, int launch, CUdeviceptr from, struct error *err);
 
 /* ---- device_cuda_floor.c ---- */
 struct mf_floor_params;

@@ -12,7 +12,7 @@
  *
  * Guards: the real routing must keep every weight byte cold (device_reuse_experts); after the first replay no output may still be poison; a round whose
  * two floor measurements differ by more than DRIFT_RATIO is measured again, at most DRIFT_RETRIES times. Programmatic dependent launch is taken
- * out of the recipes here: behind itself it would overlap with its own predecessor, which no real program lets it do. */
+ * out of the recipes here: behind itself it would overlap with its own predecessor, which no real program lets it do. device_cuda_behind.c times it. */
 #include "device_cuda.h"
 
 #include <math.h>
@@ -26,7 +26,6 @@
 #include "spec.h"
 
 #define TIMED_REPLAYS 2
-#define ROUND_TIMEOUT_MS 20000
 #define WARM_UP_MS 20 /* the clocks of an idle GPU need some milliseconds to rise */
 #define DRIFT_RATIO 1.05
 #define DRIFT_RETRIES 2
@@ -48,6 +47,7 @@ static size_t padded(size_t bytes)
 void cuda_close_profile(struct device *dev)
 {
   struct cuda_profile *pf = &dev->profile;
+  cuda_close_behind(dev);
   for(int i = 0; i < pf->count && pf->graphs != NULL; i++)
     if(pf->graphs[i] != NULL)
       dev->api.p_cuGraphExecDestroy(pf->graphs[i]);
@@ -142,35 +142,36 @@ static enum mf_status check_cold(const struct device *dev, const struct inputs *
 }
 
 /* ---- graphs ---- */
-/* Where launch i of the profile finds its buffers. */
-static CUdeviceptr launch_inputs(const struct cuda_profile *pf, int launch)
+CUdeviceptr cuda_launch_inputs(const struct cuda_profile *pf, int launch)
 {
   return pf->inputs + (CUdeviceptr)launch * (pf->x_bytes + pf->logits_bytes + pf->out_bytes);
 }
 
-static enum mf_status enqueue_kernel(struct device *dev, const struct device_kernel *kernel, struct error *err)
+enum mf_status cuda_enqueue_launch(struct device *dev, const struct device_kernel *kernel, bool pdl, int launch, CUdeviceptr from, struct error *err)
 {
   const struct cuda_profile *pf = &dev->profile;
   struct mf_recipe recipe = kernel->recipe;
   struct mf_call call;
+  CUresult result = CUDA_SUCCESS;
+  enum mf_status rc;
   memset(&call, 0, sizeof(call));
   call.struct_size = sizeof(call);
   call.tokens = pf->tokens;
   call.workspace = (void *)(uintptr_t)cuda_workspace(kernel);
-  recipe.flags &= ~MF_RECIPE_PDL;
-  for(int i = 0; i < pf->launches; i++) {
-    const CUdeviceptr at = launch_inputs(pf, i);
-    CUresult result = CUDA_SUCCESS;
-    enum mf_status rc;
-    call.x = (const void *)(uintptr_t)at;
-    data_logits_call(&dev->problem, at + pf->x_bytes, &call);
-    call.out = (void *)(uintptr_t)(at + pf->x_bytes + pf->logits_bytes);
-    rc = recipe_launch(&dev->api, &recipe, kernel->function, &kernel->blocks[i % dev->nlayers], &dev->problem, &call, dev->stream, &result);
-    if(rc != MF_OK)
-      return recipe_failed(dev, rc, result, "launching the kernel in a graph", err);
-  }
-  return MF_OK;
+  call.x = (const void *)(uintptr_t)from;
+  data_logits_call(&dev->problem, from + pf->x_bytes, &call);
+  call.out = (void *)(uintptr_t)(cuda_launch_inputs(pf, launch) + pf->x_bytes + pf->logits_bytes);
+  if(!pdl)
+    recipe.flags &= ~MF_RECIPE_PDL;
+  rc = recipe_launch(&dev->api, &recipe, kernel->function, &kernel->blocks[launch % dev->nlayers], &dev->problem, &call, dev->stream, &result);
+  return rc == MF_OK ? MF_OK : recipe_failed(dev, rc, result, "launching the kernel in a graph", err);
 }
+
+/* What one graph is made of: a kernel, or if there is none a floor ('tensor' as in enqueue_floor()). */
+struct content {
+  const struct device_kernel *kernel, *tensor;
+  const struct inputs *in;
+};
 
 /* 'tensor': the kernel whose way of reading is taken; NULL: long copies. */
 static enum mf_status enqueue_floor(struct device *dev, const struct device_kernel *tensor, const struct inputs *in, struct error *err)
@@ -184,16 +185,25 @@ static enum mf_status enqueue_floor(struct device *dev, const struct device_kern
   return rc;
 }
 
-/* The graph of one kernel, or if there is none of a floor ('tensor' as in enqueue_floor()). */
-static enum mf_status capture(struct device *dev, const struct device_kernel *kernel, const struct device_kernel *tensor, const struct inputs *in,
-                              CUgraphExec *out, struct error *err)
+static enum mf_status enqueue_content(struct device *dev, const void *context, struct error *err)
+{
+  const struct content *what = context;
+  enum mf_status rc = MF_OK;
+  if(what->kernel == NULL)
+    return enqueue_floor(dev, what->tensor, what->in, err);
+  for(int i = 0; i < dev->profile.launches && rc == MF_OK; i++)
+    rc = cuda_enqueue_launch(dev, what->kernel, false, i, cuda_launch_inputs(&dev->profile, i), err);
+  return rc;
+}
+
+enum mf_status cuda_capture(struct device *dev, cuda_enqueue_fn *enqueue, const void *context, CUgraphExec *out, struct error *err)
 {
   CUgraph graph = NULL;
   CUresult result = dev->api.p_cuStreamBeginCapture(dev->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
   enum mf_status rc;
   if(result != CUDA_SUCCESS)
     return cuda_failed(&dev->api, result, err, "beginning a capture");
-  rc = kernel != NULL ? enqueue_kernel(dev, kernel, err) : enqueue_floor(dev, tensor, in, err);
+  rc = enqueue(dev, context, err);
   result = dev->api.p_cuStreamEndCapture(dev->stream, &graph);
   if(rc == MF_OK && result == CUDA_SUCCESS)
     result = dev->api.p_cuGraphInstantiateWithFlags(out, graph, 0);
@@ -204,7 +214,7 @@ static enum mf_status capture(struct device *dev, const struct device_kernel *ke
   return rc;
 }
 
-static enum mf_status launch_graph(struct device *dev, CUgraphExec graph, struct error *err)
+enum mf_status cuda_launch_graph(struct device *dev, CUgraphExec graph, struct error *err)
 {
   const CUresult result = dev->api.p_cuGraphLaunch(graph, dev->stream);
   return result == CUDA_SUCCESS ? MF_OK : cuda_failed(&dev->api, result, err, "launching a graph");
@@ -219,7 +229,7 @@ static enum mf_status prove(struct device *dev, struct device_kernel *kernel, CU
   CUresult result = dev->api.p_cuMemcpyHtoD(pf->inputs, in->bytes, bytes);
   enum mf_status rc = result == CUDA_SUCCESS ? cuda_fresh_workspace(dev, kernel, err) : cuda_failed(&dev->api, result, err, "poisoning the outputs");
   if(rc == MF_OK)
-    rc = launch_graph(dev, graph, err);
+    rc = cuda_launch_graph(dev, graph, err);
   if(rc == MF_OK)
     rc = cuda_wait(dev, ROUND_TIMEOUT_MS, "first replay of a timing graph", err);
   if(rc != MF_OK)
@@ -243,12 +253,12 @@ static enum mf_status make_graphs(struct device *dev, const struct inputs *in, s
   enum mf_status rc;
   if(back == NULL)
     return error_set(err, MF_ERR_NOMEM, "no memory for the outputs of a profile");
-  rc = capture(dev, NULL, NULL, in, &pf->floor, err);
+  rc = cuda_capture(dev, enqueue_content, &(struct content){.in = in}, &pf->floor, err);
   for(int i = 0; i < pf->count && rc == MF_OK && pf->floor_tensor == NULL; i++)
     if(cuda_has_tensor_floor(dev, pf->kernels[i]))
-      rc = capture(dev, NULL, pf->kernels[i], in, &pf->floor_tensor, err);
+      rc = cuda_capture(dev, enqueue_content, &(struct content){.tensor = pf->kernels[i], .in = in}, &pf->floor_tensor, err);
   for(int i = 0; i < pf->count && rc == MF_OK; i++) {
-    rc = capture(dev, pf->kernels[i], NULL, in, &pf->graphs[i], err);
+    rc = cuda_capture(dev, enqueue_content, &(struct content){.kernel = pf->kernels[i], .in = in}, &pf->graphs[i], err);
     if(rc == MF_OK)
       rc = prove(dev, pf->kernels[i], pf->graphs[i], in, back, err);
   }
@@ -268,7 +278,7 @@ static enum mf_status warm_up(struct device *dev, struct error *err)
   const double until = now_ms() + WARM_UP_MS;
   enum mf_status rc;
   do {
-    rc = launch_graph(dev, dev->profile.floor, err);
+    rc = cuda_launch_graph(dev, dev->profile.floor, err);
     if(rc == MF_OK)
       rc = cuda_wait(dev, ROUND_TIMEOUT_MS, "warming up", err);
   } while(rc == MF_OK && now_ms() < until);
@@ -324,19 +334,19 @@ enum mf_status cuda_open_profile(struct device *dev, struct device_kernel *const
 }
 
 /* ---- a round ---- */
-static enum mf_status time_graph(struct device *dev, CUgraphExec graph, double *us, struct error *err)
+enum mf_status cuda_time_graph(struct device *dev, CUgraphExec graph, int timeout_ms, double *us, struct error *err)
 {
   const struct cuda_profile *pf = &dev->profile;
   float ms = 0;
   CUresult result;
-  enum mf_status rc = launch_graph(dev, graph, err);
+  enum mf_status rc = cuda_launch_graph(dev, graph, err);
   result = rc == MF_OK ? dev->api.p_cuEventRecord(pf->begin, dev->stream) : CUDA_SUCCESS;
   for(int i = 0; i < TIMED_REPLAYS && rc == MF_OK; i++)
-    rc = launch_graph(dev, graph, err);
+    rc = cuda_launch_graph(dev, graph, err);
   if(rc == MF_OK && result == CUDA_SUCCESS)
     result = dev->api.p_cuEventRecord(pf->end, dev->stream);
   if(rc == MF_OK && result == CUDA_SUCCESS)
-    rc = cuda_wait(dev, ROUND_TIMEOUT_MS, "timing a graph", err);
+    rc = cuda_wait(dev, timeout_ms, "timing a graph", err);
   if(rc == MF_OK && result == CUDA_SUCCESS)
     result = dev->api.p_cuEventElapsedTime(&ms, pf->begin, pf->end);
   if(rc == MF_OK && result != CUDA_SUCCESS)
@@ -349,14 +359,14 @@ static enum mf_status time_graph(struct device *dev, CUgraphExec graph, double *
 static enum mf_status time_pass(struct device *dev, const bool *run, int round, double *us, double floor_us[2], struct error *err)
 {
   const struct cuda_profile *pf = &dev->profile;
-  enum mf_status rc = time_graph(dev, pf->floor, &floor_us[0], err);
+  enum mf_status rc = cuda_time_graph(dev, pf->floor, ROUND_TIMEOUT_MS, &floor_us[0], err);
   for(int k = 0; k < pf->count && rc == MF_OK; k++) {
     const int i = (int)(((unsigned)round + (unsigned)k) % (unsigned)pf->count);
     us[i] = NAN;
     if(run == NULL || run[i])
-      rc = time_graph(dev, pf->graphs[i], &us[i], err);
+      rc = cuda_time_graph(dev, pf->graphs[i], ROUND_TIMEOUT_MS, &us[i], err);
   }
-  return rc == MF_OK ? time_graph(dev, pf->floor, &floor_us[1], err) : rc;
+  return rc == MF_OK ? cuda_time_graph(dev, pf->floor, ROUND_TIMEOUT_MS, &floor_us[1], err) : rc;
 }
 
 enum mf_status cuda_time_round(struct device *dev, const bool *run, int round, double *us, struct floor_times *floors, double *active, struct error *err)
@@ -373,6 +383,6 @@ enum mf_status cuda_time_round(struct device *dev, const bool *run, int round, d
   *floors = (struct floor_times){(ends[0] + ends[1]) / 2, NAN};
   *active = dev->profile.active;
   if(rc == MF_OK && dev->profile.floor_tensor != NULL)
-    rc = time_graph(dev, dev->profile.floor_tensor, &floors->tensor_us, err);
+    rc = cuda_time_graph(dev, dev->profile.floor_tensor, ROUND_TIMEOUT_MS, &floors->tensor_us, err);
   return rc;
 }

@@ -58,6 +58,7 @@ static enum mf_status launch_one(struct device *dev, struct device_kernel *kerne
                                  struct error *err)
 {
   const CUdeviceptr at = in->device + (CUdeviceptr)launch * in->launch_bytes;
+  struct mf_recipe recipe = kernel->recipe;
   struct mf_call call;
   CUresult result = CUDA_SUCCESS;
   enum mf_status rc;
@@ -68,7 +69,8 @@ static enum mf_status launch_one(struct device *dev, struct device_kernel *kerne
   data_logits_call(&dev->problem, at + in->logits_at, &call);
   call.out = (void *)(uintptr_t)(at + in->out_at);
   call.workspace = (void *)(uintptr_t)cuda_workspace(kernel);
-  rc = recipe_launch(&dev->api, &kernel->recipe, kernel->function, &kernel->blocks[launch % dev->nlayers], &dev->problem, &call, dev->stream, &result);
+  recipe.flags &= ~MF_RECIPE_PDL; /* as in timing */
+  rc = recipe_launch(&dev->api, &recipe, kernel->function, &kernel->blocks[launch % dev->nlayers], &dev->problem, &call, dev->stream, &result);
   kernel->launches++;
   return rc == MF_OK ? MF_OK : recipe_failed(dev, rc, result, "launching the traced kernel", err);
 }

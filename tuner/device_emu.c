@@ -289,6 +289,24 @@ static enum mf_status emu_time_round(struct device *dev, const bool *run, int ro
   return error_set(err, MF_ERR_UNSUPPORTED, "the emulated device has no times: they need a GPU");
 }
 
+static enum mf_status emu_open_behind(struct device *dev, const void *router, size_t bytes, struct error *err)
+{
+  (void)dev, (void)router, (void)bytes;
+  return error_set(err, MF_ERR_UNSUPPORTED, "the emulated device has no times: they need a GPU");
+}
+
+static enum mf_status emu_try_behind(struct device *dev, int kernel, enum behind_kind kind, int timeout_ms, struct error *refused, struct error *err)
+{
+  (void)dev, (void)kernel, (void)kind, (void)timeout_ms, (void)refused;
+  return error_set(err, MF_ERR_UNSUPPORTED, "the emulated device has no times: they need a GPU");
+}
+
+static enum mf_status emu_time_behind(struct device *dev, int kernel, enum behind_kind kind, int timeout_ms, double *us, struct error *err)
+{
+  (void)dev, (void)kernel, (void)kind, (void)timeout_ms, (void)us;
+  return error_set(err, MF_ERR_UNSUPPORTED, "the emulated device has no times: they need a GPU");
+}
+
 static enum mf_status emu_trace(struct device *dev, struct device_kernel *kernel, const struct device_trace *what, void *area, struct error *err)
 {
   const struct test_case first = device_profile_case(what->tokens, what->routing, what->seed, 0);
@@ -310,5 +328,8 @@ const struct device_ops device_emu = {
     .run_case = emu_run_case,
     .open_profile = emu_open_profile,
     .time_round = emu_time_round,
+    .open_behind = emu_open_behind,
+    .try_behind = emu_try_behind,
+    .time_behind = emu_time_behind,
     .trace = emu_trace,
 };

@@ -278,6 +278,51 @@ static enum mf_status do_round(struct child *c, const struct frame *req, struct 
   return MF_OK;
 }
 
+static enum mf_status do_behind(struct child *c, const struct frame *req, struct frame *reply, struct error *err)
+{
+  const enum mf_status rc = need_device(c, err);
+  (void)reply;
+  return rc == MF_OK ? c->ops->open_behind(c->dev, req->blob[0], req->blob_bytes[0], err) : rc;
+}
+
+/* A kind of launch behind a router. */
+struct behind_request {
+  int kernel, kind, timeout_ms;
+};
+
+static enum mf_status read_behind(const struct child *c, const struct frame *req, struct behind_request *out, struct error *err)
+{
+  enum mf_status rc = need_device(c, err);
+  if(rc == MF_OK)
+    rc = request_int(req, "kernel", 0, c->profile_kernels, &out->kernel, err);
+  if(rc == MF_OK)
+    rc = request_int(req, "kind", 0, BEHIND_KINDS - 1, &out->kind, err);
+  return rc == MF_OK ? request_int(req, "timeout_ms", 1, 3600000, &out->timeout_ms, err) : rc;
+}
+
+static enum mf_status do_behind_try(struct child *c, const struct frame *req, struct frame *reply, struct error *err)
+{
+  struct behind_request what = {0, 0, 0};
+  struct error refused = {MF_OK, ""};
+  enum mf_status rc = read_behind(c, req, &what, err);
+  if(rc == MF_OK)
+    rc = c->ops->try_behind(c->dev, what.kernel, (enum behind_kind)what.kind, what.timeout_ms, &refused, err);
+  if(refused.status != MF_OK)
+    json_object_set_new(reply->head, "refused", json_string(refused.text));
+  return rc;
+}
+
+static enum mf_status do_behind_time(struct child *c, const struct frame *req, struct frame *reply, struct error *err)
+{
+  struct behind_request what = {0, 0, 0};
+  double us = 0;
+  enum mf_status rc = read_behind(c, req, &what, err);
+  if(rc == MF_OK)
+    rc = c->ops->time_behind(c->dev, what.kernel, (enum behind_kind)what.kind, what.timeout_ms, &us, err);
+  json_object_set_new(reply->head, "us", wire_number(us));
+  return rc;
+}
+
 /* ---- trace ---- */
 static enum mf_status do_trace(struct child *c, const struct frame *req, struct frame *reply, struct error *err)
 {
@@ -305,7 +350,7 @@ static const struct {
 } requests[] = {
     {"probe", answer_probe}, {"doctor", answer_doctor}, {"tool", answer_tool},   {"reference", answer_reference}, {"open", do_open},   {"problem", do_problem},
     {"kernel", do_kernel}, {"unload", do_unload}, {"check", do_check}, {"lock", do_lock},         {"profile", do_profile}, {"round", do_round},
-    {"trace", do_trace},
+    {"behind", do_behind}, {"behind_try", do_behind_try}, {"behind_time", do_behind_time}, {"trace", do_trace},
 };
 
 static enum mf_status answer(struct child *c, const struct frame *req, struct frame *reply, struct error *err)

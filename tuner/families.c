@@ -1,7 +1,7 @@
 /* families.c - the list of kernel families, and what is the same for all: names of schedules.
  *
- * A schedule name is "<family>/<tag><value>-<tag><value>..." over all knobs in their order, so that it can be read back and two equal schedules
- * have equal names. An artifact name has the compile-time knobs only and no '/', so that it can be a file name. */
+ * A schedule name is "<family>/<tag><value>-<tag><value>..." over all knobs in their order (but for struct knob's `added`), so that it can be read back
+ * and two equal schedules have equal names. An artifact name has the compile-time knobs only and no '/', so that it can be a file name. */
 #include "family.h"
 
 #include <ctype.h>
@@ -53,10 +53,11 @@ static void format_name(const struct schedule *sched, bool artifact, char *out, 
   out[0] = '\0';
   append(out, space, &length, family->name);
   for(int i = 0; i < family->nknobs; i++) {
+    const struct knob *k = &family->knobs[i];
     char part[48];
-    if(artifact && !family->knobs[i].compile_time)
+    if((artifact && !k->compile_time) || (k->added && k->nvalues == 0 && sched->value[i] == k->values[0]))
       continue;
-    snprintf(part, sizeof(part), "%s%s%d", first && !artifact ? "/" : "-", family->knobs[i].tag, sched->value[i]);
+    snprintf(part, sizeof(part), "%s%s%d", first && !artifact ? "/" : "-", k->tag, sched->value[i]);
     append(out, space, &length, part);
     first = false;
   }

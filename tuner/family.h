@@ -17,9 +17,10 @@ struct knob {
   const char *help;          /* one line, with the unit */
   bool compile_time;         /* in the cubin; else in the recipe only */
   bool primary;              /* default effort takes the product over these; the others: see space.h */
-  int nvalues;               /* 0: it follows from the token count (default_schedule) and is not varied */
+  int nvalues;               /* 0: it follows from the token count (default_schedule), or timing cannot judge it: it is not varied */
   int values[KNOB_MAX_VALUES]; /* ascending */
-  bool added;                /* schedules that were stored before there was the knob have values[0]; only the last knobs can be such */
+  bool added;                /* schedules that were stored before there was the knob have values[0]; only the last knobs can be such. Names do not show
+                              * that value if the knob is not varied */
 };
 
 /* A rule's name and meaning, for plan, docs and the store. */

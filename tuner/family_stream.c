@@ -26,6 +26,7 @@ static const struct knob knobs[STREAM_KNOBS] = {
     [KNOB_STATIC] = {"static_rounds", "st", "rounds of units dealt without tickets (1000: all)", false, true, 3, {0, 8, ALL_STATIC}},
     [KNOB_ROTATE] = {"rotate_k", "rk", "1: successive units start at successive k chunks", false, false, 2, {0, 1}},
     [KNOB_HAND_OFF] = {"hand_off", "ho", "1: with many rows of h per expert warps take four together, and consumers help once w2 is in the ring", true, false, 2, {0, 1}, true},
+    [KNOB_PDL] = {"pdl", "pd", "1: may begin before the kernel ahead of it has ended (programmatic dependent launch)", true, false, 0, {0, 1}, true},
 };
 
 #define RULES_TABLE(X)                                                                                        \
@@ -41,6 +42,7 @@ static const struct knob knobs[STREAM_KNOBS] = {
   X(RULE_DOWN_ROWS, "down_rows", "at most 64 rows of w2 per CTA")                                             \
   X(RULE_RING, "ring", "the scale slots must outlive the ring")                                               \
   X(RULE_FLIGHT, "flight", "no more stages in flight than the ring has")                                      \
+  X(RULE_PDL, "pdl", "0 or 1")                                                                                \
   X(RULE_EQUIVALENT, "equivalent", "another schedule in the space does exactly the same")
 
 enum stream_rule {
@@ -229,6 +231,7 @@ static void stream_default_schedule(const struct mf_problem *p, int tokens, cons
   out->value[KNOB_STATIC] = tokens <= 2 ? ALL_STATIC : 0;
   out->value[KNOB_ROTATE] = 1;
   out->value[KNOB_HAND_OFF] = 0;
+  out->value[KNOB_PDL] = 0;
   for(int i = ring->nvalues - 1; i >= 0; i--) {
     out->value[KNOB_RING] = ring->values[i];
     if(stream_shared_bytes(p, out, dev) <= dev->shared_bytes_per_cta)
@@ -247,6 +250,8 @@ static enum mf_status stream_constrain(const struct mf_problem *p, const struct 
     return reject(why, RULE_RING, ring, (l.scale_slots - 1) * l.unit_stages + 1, (l.scale_slots - 1) * l.unit_stages + 1, NULL);
   if(flight > ring || first_down > ring)
     return reject(why, RULE_FLIGHT, flight > ring ? flight : first_down, ring, ring, NULL);
+  if(sched->value[KNOB_PDL] > 1)
+    return reject(why, RULE_PDL, sched->value[KNOB_PDL], 1, 1, NULL);
   if(sched->value[KNOB_STATIC] == ALL_STATIC && sched->value[KNOB_LOOKAHEAD] != default_lookahead(p))
     return reject(why, RULE_EQUIVALENT, sched->value[KNOB_LOOKAHEAD], default_lookahead(p), default_lookahead(p), "no tickets: the look-ahead means nothing");
   memset(why, 0, sizeof(*why));

@@ -7,7 +7,7 @@
 #define STAGE_KBLOCKS 8  /* k-blocks of 128 columns of 16 rows in a stage of the ring */
 #define REDUCE_BUFFERS 2 /* = finaliser warps */
 
-enum { KNOB_RING, KNOB_LOADERS, KNOB_LOOKAHEAD, KNOB_FLIGHT, KNOB_FIRST_DOWN, KNOB_STATIC, KNOB_ROTATE, KNOB_HAND_OFF, STREAM_KNOBS };
+enum { KNOB_RING, KNOB_LOADERS, KNOB_LOOKAHEAD, KNOB_FLIGHT, KNOB_FIRST_DOWN, KNOB_STATIC, KNOB_ROTATE, KNOB_HAND_OFF, KNOB_PDL, STREAM_KNOBS };
 
 /* Sizes that follow from problem, schedule and device: the host's twin of struct Layout in layout.cuh. */
 struct stream_layout {

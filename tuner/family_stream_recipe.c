@@ -68,7 +68,7 @@ void stream_emit(const struct mf_problem *p, const struct schedule *sched, const
   strbuf_printf(out, "  static constexpr int kHandOff = %d;\n", sched->value[KNOB_HAND_OFF]);
   strbuf_printf(out, "  static constexpr int kTicketLookahead = %d;\n", sched->value[KNOB_LOOKAHEAD]);
   strbuf_printf(out, "  static constexpr int kScaleSlots = %d;\n", l.scale_slots);
-  strbuf_printf(out, "  static constexpr int kPdl = 0;\n};\n\n");
+  strbuf_printf(out, "  static constexpr int kPdl = %d; // 1: programmatic dependent launch\n};\n\n", sched->value[KNOB_PDL]);
   strbuf_printf(out, "using Layout = stream::Layout<Shape, Schedule>;\n\n");
   strbuf_printf(out, "extern \"C\" __device__ const mf_stream_meta mf_meta = stream::make_meta<Layout>();\n\n");
   strbuf_printf(out, "extern \"C\" __global__ void __launch_bounds__(Layout::kThreads, 1)\n");
@@ -193,7 +193,7 @@ enum mf_status stream_recipe(const struct mf_problem *p, const struct schedule *
   out->magic = MF_RECIPE_MAGIC;
   out->version = 1;
   out->size = sizeof(*out);
-  out->flags = MF_RECIPE_COOPERATIVE;
+  out->flags = sched->value[KNOB_PDL] != 0 ? MF_RECIPE_PDL : MF_RECIPE_COOPERATIVE; /* never both: docs/kernel.md */
   strncpy(out->kernel, family_stream.kernel, sizeof(out->kernel) - 1);
   out->grid[0] = (uint32_t)l.grid;
   out->block[0] = (uint32_t)l.threads;
@@ -256,6 +256,7 @@ enum mf_status stream_check_meta(const void *meta, size_t bytes, const struct mf
       {"ring_stages", (long)m->ring_stages, sched->value[KNOB_RING]},
       {"scale_slots", (long)m->scale_slots, l.scale_slots},
       {"hand_off", (long)m->hand_off, sched->value[KNOB_HAND_OFF]},
+      {"pdl", (long)m->pdl, sched->value[KNOB_PDL]},
       {"workspace_bytes", (long)m->workspace_bytes, MF_STREAM_WS_BYTES(problem_ranks(p), p->intermediate)},
       {"h_offset", (long)m->h_offset, MF_STREAM_WS_H},
       {"ids_offset", (long)m->ids_offset, MF_STREAM_WS_IDS(problem_ranks(p))},

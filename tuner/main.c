@@ -44,6 +44,7 @@ static const char usage_text[] =
     "  --tokens LIST         token counts, e.g. 1-8 or 1,2,4: instead of the spec's; bench: instead of all that winners serve\n"
     "  --schedule LIST       tune: the only schedules to try, comma-separated; bench: those to time beside the winners; fuzz, trace: the one to run\n"
     "                        (default: the default)\n"
+    "  --behind              bench: behind another kernel, with and without programmatic dependent launch\n"
     "  --routing LIST        uniform, zipf, dispersed, concentrated: bench: those to time (default: all four); trace: one (default: uniform)\n"
     "  --launches N          trace: how many launches are traced, at most 8\n"
     "  --seeds N             fuzz: how many (default 100)\n"
@@ -56,7 +57,7 @@ static const char usage_text[] =
     "  --templates DIR       kernel templates (default: beside the program, or ./templates)\n"
     "  --gen DIR             where emitted kernels are written (default: gen)\n"
     "  --devices DIR         device specs (default: beside the templates, specs/devices)\n"
-    "  --timeout-ms N        limit of one kernel launch in checks (default 2000; emulated: 300000)\n"
+    "  --timeout-ms N        limit of one kernel launch in checks, and of one replay in bench --behind (default 2000; emulated: 300000)\n"
     "  --baseline FILE       qualify: the measurements (docs/qualify.md)\n"
     "  --spec FILE           qualify: the spec whose limits count (default: specs/models/SHAPE.yaml)\n"
     "  --key FILE            sign: private key; verify: public key, the signature must match (PEM)\n"
@@ -88,7 +89,7 @@ struct command_line {
 enum option_code {
   OPT_DEVICE = 256, OPT_TOKENS, OPT_EFFORT, OPT_JOBS, OPT_CHECK_JOBS, OPT_STORE, OPT_DB, OPT_TEMPLATES, OPT_GEN, OPT_DEVICES, OPT_TIMEOUT, OPT_RETIME,
   OPT_DEBUG, OPT_JSON, OPT_QUIET, OPT_TP, OPT_TP_RANK, OPT_EP, OPT_EP_RANK, OPT_NAME, OPT_REJECTS, OPT_PREDICTED, OPT_SCHEDULE, OPT_SEEDS, OPT_SEED, OPT_KEY, OPT_SIGNATURE, OPT_BASELINE, OPT_SPEC,
-  OPT_ROUTING, OPT_LAUNCHES, OPT_LINE_INFO, OPT_SYNCCHECK
+  OPT_ROUTING, OPT_LAUNCHES, OPT_BEHIND, OPT_LINE_INFO, OPT_SYNCCHECK
 };
 
 static const struct option long_options[] = {
@@ -109,8 +110,8 @@ static const struct option long_options[] = {
     {"key", required_argument, NULL, OPT_KEY},          {"signature", required_argument, NULL, OPT_SIGNATURE},
     {"schedule", required_argument, NULL, OPT_SCHEDULE},   {"version", no_argument, NULL, 'V'},
     {"routing", required_argument, NULL, OPT_ROUTING},  {"launches", required_argument, NULL, OPT_LAUNCHES},
-    {"line-info", no_argument, NULL, OPT_LINE_INFO},    {"synccheck", no_argument, NULL, OPT_SYNCCHECK},
-    {NULL, 0, NULL, 0},
+    {"behind", no_argument, NULL, OPT_BEHIND},          {"line-info", no_argument, NULL, OPT_LINE_INFO},
+    {"synccheck", no_argument, NULL, OPT_SYNCCHECK}, {NULL, 0, NULL, 0},
 };
 
 static bool is_there(const char *path)
@@ -225,6 +226,7 @@ static enum mf_status take_option(struct command_line *cl, int code, const char 
     case OPT_SEED: return parse_int("seed", value, 0, INT_MAX - 1000000, &opt->first_seed, err);
     case OPT_ROUTING: return parse_routings(value, opt, err);
     case OPT_LAUNCHES: return parse_int("launches", value, 1, 8, &opt->launches, err);
+    case OPT_BEHIND: opt->behind = true; return MF_OK;
     case OPT_RETIME: opt->retime = true; return MF_OK;
     case OPT_DEBUG: opt->build = COMPILE_DEBUG; return MF_OK;
     case OPT_LINE_INFO: opt->build = COMPILE_LINE_INFO; return MF_OK;

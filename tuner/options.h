@@ -26,6 +26,7 @@ struct options {
   const char *baseline;      /* qualify: measurements to compare with; NULL */
   const char *spec;          /* qualify: the spec whose limits count; NULL: specs/models/<shape>.yaml */
   const char *schedules;     /* --schedule: names, comma-separated: bench times them beside the winners, tune tries no others; NULL */
+  bool behind;               /* bench: behind another kernel, with and without programmatic dependent launch */
   enum effort effort;
   int jobs;                  /* compile workers */
   int check_jobs;            /* concurrent check workers */

@@ -47,10 +47,11 @@ MF_DEVICE void barrier_sync(int id, int threads) { asm volatile(MF_BARRIER ".syn
 // bar.arrive: counts as an arrival of this warp at the named barrier without waiting; releases earlier accesses.
 MF_DEVICE void barrier_arrive(int id, int threads) { asm volatile(MF_BARRIER ".arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
-// griddepcontrol.launch_dependents: the next grid of the stream may start.
+// griddepcontrol.launch_dependents: for all that this CTA minds, the next grid of the stream may start. It may when every CTA of the grid has executed
+// this (one thread of it will do) or ended. Orders no memory.
 MF_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-// griddepcontrol.wait: waits until the grids that this one depends on have finished and their writes are visible.
+// griddepcontrol.wait: waits until the grids that this one depends on have finished and their writes are visible. At once if it was launched behind their end.
 MF_DEVICE void wait_for_predecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // nanosleep.u32: hint to leave the issue slots to other warps for about `ns` nanoseconds.

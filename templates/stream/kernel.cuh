@@ -19,6 +19,23 @@
 // Sizes that are no multiple of anything handy. K: the last stage of a unit may hold fewer than 8 k-blocks (up.cuh). N: k-blocks of
 // w2 are those of the unsharded matrix, as scales and quantisation groups are; the first and the last may be partly other
 // ranks', which then counts as zeros (HRow, copy_down_piece). Rows of w2: the last CTA that has some may have fewer (store_rows).
+//
+// Programmatic dependent launch (kPdl): a launch may begin while the kernel before it in the stream, its predecessor, still runs.
+//   wait_for_predecessors  Ahead of it nothing is touched but parameters, tensor maps and shared memory: predecessors may still be writing x, logits
+//               and gates, reading what y will overwrite, or, if they are launches of this kernel, using the workspace. All warps but the
+//               producer wait; the producer reads global memory behind kBarrierRouted, where routers arrive that have waited. As every CTA
+//               waits, this launch ends behind its predecessors.
+//   launch_dependents  By the producer, when its last copy is on its way. The successor may begin when every CTA has come so far, so all of
+//               them are resident, and it cannot take an SM that a CTA here still needs. Every CTA has waited by then: a successor
+//               overlaps with this launch only, not with those before it, and what it reads ahead of its own wait hardly slows the stream.
+//   No deadlock A kernel of the stream begins when all CTAs of the one before it have begun: ahead of that none has triggered. So only the last of
+//               those that run can lack SMs, and it gets them: the others are resident and wait for nothing that comes behind them, neither
+//               for it nor for its SMs. With a router that triggers at its start, router and layer in turn: while layer 1 streams, nothing else
+//               runs; then router 2 comes, waiting for layer 1; once it is resident as a whole, CTAs of layer 2 come wherever an SM is empty, and
+//               wait for router 2; router 3 comes only when all of them have triggered, hence have seen layer 1 and router 2 end.
+//               A grid of another stream that waits for itself, too, is another matter: two such grids may each hold SMs that the other
+//               one needs. A cooperative launch is for that, but not in one with this one (docs/kernel.md).
+//   Agreement   CTAs that find different logits wait for each other for ever. So one load ahead of the wait would be a hang, not only a wrong number.
 #pragma once
 #include "stream/down.cuh"
 #include "stream/handoff_batches.cuh"
@@ -35,6 +52,8 @@ template <class L>
 MF_DEVICE void produce(Context<L> &c, const hw::Moment &begin, const hw::TensorMap &up_map, const hw::TensorMap &down_map)
 {
 #ifdef MF_TRACE
+  if constexpr(L::Schedule::kPdl)
+    hw::wait_for_predecessors();
   const uint32_t launch = ((const uint32_t *)c.workspace(MF_STREAM_WS_LAUNCHES))[c.cta];
 #else
   const uint32_t launch = 0;
@@ -48,6 +67,8 @@ MF_DEVICE void produce(Context<L> &c, const hw::Moment &begin, const hw::TensorM
   start_trace(c, launch, begin);
   trace_event(c, MF_PRODUCER_READY);
   stream_weights(c, up_map, down_map);
+  if constexpr(L::Schedule::kPdl)
+    hw::launch_dependents();
   trace_event(c, MF_PRODUCER_EXIT);
 }
 
@@ -123,16 +144,17 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
   Context<L> c{*(typename L::Shared *)hw::dynamic_shared(), p,
                hw::make_watchdog((uint32_t *)((char *)p.workspace + MF_STREAM_WS_WATCHDOG)),
                hw::lane_index(), hw::warp_index(), hw::cta_index()};
-  if constexpr(L::Schedule::kPdl)
-    hw::launch_dependents();
-  if(c.warp == L::kProducerWarp) { // reads nothing that an earlier kernel writes before the routers have waited
+  if(c.warp == L::kProducerWarp) {
     produce(c, begin, up_map, down_map);
     return;
   }
 
   // The front: route the tokens and quantise x.
-  if constexpr(L::Schedule::kPdl)
+  if constexpr(L::Schedule::kPdl) {
+    clear_tables(c);
+    hw::sync_cta();
     hw::wait_for_predecessors();
+  }
   const int consumer = c.warp - L::kConsumerWarp; // 0..7 for consumers
   const bool is_consumer = consumer >= 0 && consumer < 8;
   const int log_scorers = Selection<L>::log_warps(c.p.tokens); // warps per token
@@ -148,8 +170,10 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
   XFront<L> front(c);
   if(c.p.tokens > 1)
     front.start();
-  clear_tables(c);
-  hw::sync_cta();
+  if constexpr(!L::Schedule::kPdl) {
+    clear_tables(c);
+    hw::sync_cta();
+  }
   if(c.p.tokens == 1) // there is time for x, and without its loads the logits come sooner
     front.start();
   start_trace(c, launch, begin);

@@ -37,7 +37,6 @@ template <class L>
 MF_DEVICE void start_trace(Context<L> &c, uint32_t launch, const hw::Moment &begin)
 {
 #ifdef MF_TRACE
-  static_assert(!L::Schedule::kPdl, "trace: the producer reads the launch count, which an earlier kernel may still be writing");
   static_assert(MF_TRACE_HELPER + L::kHelpers <= MF_TRACE_TRACKS, "trace: one track per helper");
   const int track = track_of<L>(c.warp);
   mf_trace_cta *record = trace_record(c, launch);

@@ -9,6 +9,7 @@
 #   tune         every spec of SPECS (default: all), into OUT/schedules.db                                600 s
 #   bench        OUT/bench.json, of which bench/performance.py makes the pages, from OUT/work.db          300 s
 #   handoff      both ways of fetching h side by side, Qwen3.5-35B and DeepSeek, tuned into a store of their own               240 s
+#   behind       launches behind a router, with and without programmatic dependent launch                 60 s
 #   trace        timelines, one token and eight, uniform and concentrated                                 120 s
 #   coexist      tests/gpu/coexist: a small shape beside other work, both kernel families                 400 s
 #   batch        the family of 9 to 32 tokens: as many as the shape has room for, into OUT/schedules.db, and OUT/bench-batch.json      400 s
@@ -50,6 +51,7 @@ both_forms() {
 step_handoff() { # the default of eight tokens; ring as deep as the shape allows
   both_forms qwen3.5-35b-a3b stream/ring10-ld4-la4-fl4-fd4-st0-rk1 && both_forms deepseek-v3.1-tp8 stream/ring8-ld4-la2-fl4-fd4-st0-rk1
 }
+step_behind() { "$moeforge" bench qwen3.5-35b-a3b $store --behind --tokens 1,2,8 --timeout-ms 1000; }
 step_trace() {
   bad=0
   for routing in uniform concentrated; do
@@ -78,7 +80,7 @@ if [ "${1:-}" = --step ]; then
   "step_$2"
   exit $?
 fi
-[ $# -gt 0 ] || set -- acceptance agreement tune bench handoff trace coexist batch sanitize
+[ $# -gt 0 ] || set -- acceptance agreement tune bench handoff behind trace coexist batch sanitize
 for step in "$@"; do
   limit=$(limit_of "$step")
   [ -n "$limit" ] || { echo "campaign: there is no step $step" >&2; exit 2; }
