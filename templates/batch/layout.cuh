@@ -80,23 +80,24 @@ struct Layout {
   static constexpr int kHighRanks = !kOverlay ? 0 : kRanks / 2 < kKBlocks / kHBlocks ? kRanks / 2 : kKBlocks / kHBlocks;
   static constexpr int kLowRanks = kRanks - kHighRanks;
 
-  // --- Warps: 0..3 finalise, 4..7 and 8..11 consume, 12 produces, 13..20 load h, 21 schedules ---
+  // --- Warps: 0..3 finalise, 4..7 and 8..11 consume, 12 produces, 13..18 load h, 19 schedules ---
   static constexpr int kReduceBuffers = 4; // one per finaliser
-  static constexpr int kHLoaders = 8;
+  static constexpr int kHLoaders = 6;
+  static constexpr int kProgressSleepNs = 100; // of a loader between two looks: its issue slots are the consumers'
   static constexpr int kHelpers = kReduceBuffers + kHLoaders;
   static constexpr int kHelperThreads = 32 * kHelpers;
   static constexpr int kConsumerWarp = 4;
   static constexpr int kConsumerThreads = 256;
   static constexpr int kProducerWarp = 12;
   static constexpr bool kProducerIsLane = true;
-  static constexpr int kSchedulerWarp = 21;
-  static constexpr int kWarps = 22;
+  static constexpr int kSchedulerWarp = 19;
+  static constexpr int kWarps = 20;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kFrontWarps = kHelpers + 8; // all but producer and scheduler: they quantise x
-  static constexpr int kRouters = 16;              // consumers and loaders: each routes one or two tokens
+  static constexpr int kRouters = 16; // consumers, loaders and two finalisers: each routes one or two tokens
   static constexpr int kRouteRounds = (kMaxTokens + kRouters - 1) / kRouters;
   MF_DEVICE static int helper_of(int warp) { return warp < kConsumerWarp ? warp : warp - 9; }
-  MF_DEVICE static int router_of(int warp) { return warp < kProducerWarp ? warp - kConsumerWarp : warp - 5; } // negative: none
+  MF_DEVICE static int router_of(int warp) { return warp < kProducerWarp ? warp - 2 : warp - 3; } // negative: none
 
   // --- Named barriers (0 is the whole CTA) ---
   enum Barrier : int {

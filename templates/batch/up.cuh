@@ -29,42 +29,48 @@ MF_DEVICE uint32_t groups_of(uint32_t tokens)
   return groups;
 }
 
-// All passes of one stage: chunk k of a unit. `scale` is the warp's place in the unit's scale rows.
+// What a warp reads in all units, and where: its slab of a stage, its k-block of the first chunk of x.
 template <class L>
-MF_DEVICE void up_stage(const Context<L> &c, int stage, int k, uint32_t groups, int w4, const float *scale, float (&sum)[L::kGroups][4])
+struct UpPlaces {
+  hw::RowsAt rows;
+  hw::ColumnsAt x;
+  const float *x_scale; // two tokens of the first group
+
+  MF_DEVICE UpPlaces(const Context<L> &c, int w4)
+      : rows(hw::rows_at(c.sm.ring[0] + w4 * 2048, c.sm.ring[0] + w4 * 2048 + 1024)), x(hw::columns_at(c.sm.x[0][w4])),
+        x_scale(&c.sm.cleared.x_scale[w4][2 * (c.lane & 3)]) {}
+};
+
+// All passes of one stage: chunk k of a unit. `scale` is the warp's place in the unit's scale rows, `exists`: so does the warp's k-block.
+template <class L>
+MF_DEVICE void up_stage(const Context<L> &c, const UpPlaces<L> &places, int stage, int k, bool exists, uint32_t groups, const float *scale,
+                        float (&sum)[L::kGroups][4])
 {
-  auto &sm = c.sm;
-  const int block = k * L::kStageKBlocks + w4;
-  const bool exists = L::kKBlocks % L::kStageKBlocks == 0 || block < L::kKBlocks;
-  const float gate_scale = exists ? scale[k * L::kStageKBlocks] : 0.0f;
-  const float up_scale = exists ? scale[k * L::kStageKBlocks + L::kKBlocks] : 0.0f;
-  const float *x_scale = &sm.cleared.x_scale[0][2 * (c.lane & 3)] + (exists ? block : 0) * L::kMaxTokens;
-  const uint64_t tile = hw::advance_descriptor(hw::matrix_descriptor(sm.ring[0]), stage * L::kStageBytes);
-  const uint64_t x0 = hw::advance_descriptor(hw::matrix_descriptor(sm.x[0][0]), k * (L::kStageKBlocks * 1024));
+  hw::Rows rows;
+  hw::load_rows(rows, places.rows, stage * L::kStageBytes);
+  hw::sync_warp(); // all lanes have read it
+  if(c.lane == 0)
+    hw::mbarrier_arrive(&c.sm.barrier.empty[stage]);
+  if(!exists)
+    return;
+  const float gate_scale = scale[k * L::kStageKBlocks], up_scale = scale[k * L::kStageKBlocks + L::kKBlocks];
+  const float *x_scale = places.x_scale + k * (L::kStageKBlocks * L::kMaxTokens);
+  const hw::ColumnsAt x_at = hw::advance(places.x, k * (L::kStageKBlocks * 1024));
+  hw::WideRows wide;
+  hw::widen(wide, rows);
   MF_UNROLL
   for(int g = 0; g < L::kGroups; ++g) {
     if(!(groups >> g & 1))
       continue;
+    hw::Columns x;
+    hw::load_columns(x, x_at, g * (L::kKBlocks * 1024));
     const hw::F32x2 sx = *(const hw::F32x2 *)(x_scale + 8 * g);
-    const uint64_t x = hw::advance_descriptor(x0, g * (L::kKBlocks * 1024));
-    float d[16];
-    hw::wgmma_fence();
-    MF_UNROLL
-    for(int i = 0; i < 4; ++i)
-      hw::wgmma_n32(d, hw::advance_descriptor(tile, 32 * i), hw::advance_descriptor(x, 32 * i), i);
-    hw::wgmma_commit();
-    hw::wgmma_wait();
-    hw::keep_accumulators(d);
-    if(groups < 2u << g && c.lane == 0) // the last pass
-      hw::mbarrier_arrive(&sm.barrier.empty[stage]);
-    float own[4];
-    stream::own_columns(own, d, w4);
-    if(exists) {
-      sum[g][0] = hw::fma_rn(own[0], gate_scale * sx.x, sum[g][0]);
-      sum[g][1] = hw::fma_rn(own[1], gate_scale * sx.y, sum[g][1]);
-      sum[g][2] = hw::fma_rn(own[2], up_scale * sx.x, sum[g][2]);
-      sum[g][3] = hw::fma_rn(own[3], up_scale * sx.y, sum[g][3]);
-    }
+    float d[4];
+    hw::multiply(d, wide, x);
+    sum[g][0] = hw::fma_rn(d[0], gate_scale * sx.x, sum[g][0]);
+    sum[g][1] = hw::fma_rn(d[1], gate_scale * sx.y, sum[g][1]);
+    sum[g][2] = hw::fma_rn(d[2], up_scale * sx.x, sum[g][2]);
+    sum[g][3] = hw::fma_rn(d[3], up_scale * sx.y, sum[g][3]);
   }
 }
 
@@ -74,22 +80,25 @@ MF_DEVICE void up_units(const Context<L> &c, int consumer, RingReader<L> &ring)
 {
   auto &sm = c.sm;
   const int warpgroup = consumer >> 2, w4 = consumer & 3;
+  const UpPlaces<L> places(c, w4);
   int item = 0, slot = 0;
   uint32_t parity = 0; // of scales[slot]
+  int rotate_k = c.p.rotate_k;
+  hw::compute_now(rotate_k);
   MF_LOOP
   for(;;) {
     if(!hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitUpStage))
       break;
-    const uint32_t unit = hw::shuffle(sm.stage_unit[ring.stage], 0);
+    const uint32_t unit = sm.stage_unit[ring.stage];
     if(unit == L::kEndOfUnits)
       break;
     hw::mbarrier_wait(&sm.barrier.scales[slot], parity, c.dog, L::kWaitScales);
-    const uint32_t groups = groups_of<L>(hw::shuffle(sm.tokens[unit / L::kUnits], 0));
+    const uint32_t groups = groups_of<L>(sm.tokens[unit / L::kUnits]);
     float sum[L::kGroups][4];
     MF_UNROLL
     for(int g = 0; g < L::kGroups; ++g)
       sum[g][0] = sum[g][1] = sum[g][2] = sum[g][3] = 0.0f;
-    int k = (c.p.rotate_k ? (int)(unit % L::kUnitStages) : 0) + warpgroup;
+    int k = (rotate_k ? (int)(unit % L::kUnitStages) : 0) + warpgroup;
     k = k >= L::kUnitStages ? k - L::kUnitStages : k;
     MF_LOOP
     for(int chunk = 0; chunk < L::kUnitStages / 2; ++chunk) {
@@ -100,7 +109,8 @@ MF_DEVICE void up_units(const Context<L> &c, int consumer, RingReader<L> &ring)
         if(c.lane == 0)
           hw::mbarrier_arrive(&sm.barrier.empty[ring.stage]);
       } else {
-        up_stage(c, ring.stage, k, groups, w4, &sm.up_scale[slot][0][w4], sum);
+        const bool exists = L::kKBlocks % L::kStageKBlocks == 0 || k * L::kStageKBlocks + w4 < L::kKBlocks;
+        up_stage(c, places, ring.stage, k, exists, groups, &sm.up_scale[slot][0][w4], sum);
       }
       ring.advance();
       k += 2;

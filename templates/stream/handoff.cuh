@@ -183,7 +183,7 @@ MF_DEVICE void wait_for_progress(const Context<L> &c, int unit)
       most = larger(most, (int)hw::load_shared_relaxed(&c.sm.published[b]));
     if(most > unit || !spin.again(c.dog, L::kWaitProgress))
       break;
-    hw::sleep_ns(20);
+    hw::sleep_ns(L::kProgressSleepNs);
   }
 }
 

@@ -75,6 +75,7 @@ struct Layout {
   // --- Warps. Helpers are numbered apart: the first kReduceBuffers finalise units, the rest load h. ---
   static constexpr int kReduceBuffers = Schedule::kReduceBuffers;
   static constexpr int kHLoaders = Schedule::kHLoaders;
+  static constexpr int kProgressSleepNs = 20; // of a loader between two looks
   static constexpr int kHandOff = Schedule::kHandOff;          // who loads h, and how much at a time: handoff.cuh
   static constexpr bool kConsumersHelp = kHandOff == 2;
   static constexpr int kHWorkers = kHLoaders + (kConsumersHelp ? 8 : 0); // warps that load h at most
