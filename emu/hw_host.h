@@ -75,6 +75,10 @@ MF_UNSEEN uint8_t *dynamic_shared() { return emu_self->shared; }
 MF_DEVICE uint32_t shared_address(const void *p) { return (uint32_t)((uintptr_t)p - (uintptr_t)dynamic_shared()); }
 
 MF_DEVICE void compute_now(int &) {}
+template <int>
+MF_DEVICE void more_registers() {}
+template <int>
+MF_DEVICE void fewer_registers() {}
 MF_DEVICE void sync_cta() { emu_barrier_sync(0, -1); }
 MF_DEVICE void barrier_sync(int id, int threads) { emu_barrier_sync(id, threads); }
 MF_DEVICE void barrier_arrive(int id, int threads) { emu_barrier_arrive(id, threads); }
@@ -330,12 +334,13 @@ struct Columns {
 struct RowsAt {
   const uint8_t *low, *high;
 };
-struct ColumnsAt {
+struct ColumnsBase {
   const uint8_t *atom;
 };
+using ColumnsAt = ColumnsBase;
 MF_DEVICE RowsAt rows_at(const uint8_t *low, const uint8_t *high) { return RowsAt{low, high}; }
-MF_DEVICE ColumnsAt columns_at(const uint8_t *atom) { return ColumnsAt{atom}; }
-MF_DEVICE ColumnsAt advance(const ColumnsAt &at, uint32_t offset) { return ColumnsAt{at.atom + offset}; }
+MF_DEVICE ColumnsBase columns_base(const uint8_t *atom) { return ColumnsBase{atom}; }
+MF_DEVICE ColumnsAt columns_at(const ColumnsBase &base, uint32_t offset) { return ColumnsAt{base.atom + offset}; }
 
 MF_DEVICE void load_rows(Rows &rows, const RowsAt &at, uint32_t offset)
 {

@@ -30,7 +30,7 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
   const bool exists = L::kSlab ? w4 < L::kDownKBlocks : first_row < L::kDownRows;
   const uint8_t *low_atom = sm.ring[0] + block0 * L::kDownKBlockBytes + (exists ? first_row * 128 : 0);
   const hw::RowsAt rows_at = hw::rows_at(low_atom, low_atom + (first_row + 8 < L::kDownRows ? 1024 : 0));
-  const hw::ColumnsAt h_at = hw::columns_at((const uint8_t *)&sm + block0 * 1024);
+  const hw::ColumnsBase h_base = hw::columns_base((const uint8_t *)&sm + block0 * 1024);
 
   // The scale block of either half of the rows.
   int low_block = 0, high_block = 0;
@@ -71,7 +71,7 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
           const uint32_t slots = *(const uint16_t *)&sm.slot_by_rank[rank][8 * g + column];
           hw::wait_shared_at_least(&sm.h_loaded[half][item % L::kHLoaders], item / L::kHLoaders + 1, c.dog, L::kWaitH);
           hw::Columns h;
-          hw::load_columns(h, h_at, L::h_set(g, rank) + ahead * 1024);
+          hw::load_columns(h, hw::columns_at(h_base, L::h_set(g, rank) + ahead * 1024), 0);
           const hw::F32x2 sh = hw::load_shared_unordered((const hw::F32x2 *)&sm.h_scale[g * L::kRanks + rank][block][column]);
           float d[4];
           hw::multiply(d, wide, h);

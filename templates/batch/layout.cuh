@@ -93,6 +93,8 @@ struct Layout {
   static constexpr int kSchedulerWarp = 19;
   static constexpr int kWarps = 20;
   static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kRegisters = 65536 / kThreads / 8 * 8;          // of a thread at launch: what there is
+  static constexpr int kConsumerRegisters = 128, kOtherRegisters = 72; // behind the front
   static constexpr int kFrontWarps = kHelpers + 8; // all but producer and scheduler: they quantise x
   static constexpr int kRouters = 16; // consumers, loaders and two finalisers: each routes one or two tokens
   static constexpr int kRouteRounds = (kMaxTokens + kRouters - 1) / kRouters;
@@ -209,6 +211,8 @@ struct Layout {
   static_assert(kLookahead >= 1 && kLookahead <= 4, "ticket_lookahead: a register each");
   static_assert(!kOverlay || kHighRanks >= 1, "overlay: h of a rank fits where x was");
   static_assert(kHighRanks * kHBlocks <= kKBlocks, "overlay: the higher ranks' h fits where x was");
+  static_assert(8 * kConsumerRegisters + (kWarps - 8) * kOtherRegisters <= kWarps * kRegisters, "registers: the consumers take what the others give back");
+  static_assert(kWarps % 4 == 0 && kConsumerWarp % 4 == 0, "registers: whole warpgroups change their number");
   static_assert(kSharedBytes <= 232448, "shared memory: 227 KB per CTA");
   static_assert(sizeof(Cleared) % 16 == 0 && kSharedBytes % 1024 == 0, "shared memory: alignment");
 };

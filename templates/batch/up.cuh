@@ -33,46 +33,56 @@ MF_DEVICE uint32_t groups_of(uint32_t tokens)
 template <class L>
 struct UpPlaces {
   hw::RowsAt rows;
-  hw::ColumnsAt x;
+  hw::ColumnsBase x;
   const float *x_scale; // two tokens of the first group
 
   MF_DEVICE UpPlaces(const Context<L> &c, int w4)
-      : rows(hw::rows_at(c.sm.ring[0] + w4 * 2048, c.sm.ring[0] + w4 * 2048 + 1024)), x(hw::columns_at(c.sm.x[0][w4])),
+      : rows(hw::rows_at(c.sm.ring[0] + w4 * 2048, c.sm.ring[0] + w4 * 2048 + 1024)), x(hw::columns_base(c.sm.x[0][w4])),
         x_scale(&c.sm.cleared.x_scale[w4][2 * (c.lane & 3)]) {}
 };
 
-// All passes of one stage: chunk k of a unit. `scale` is the warp's place in the unit's scale rows, `exists`: so does the warp's k-block.
+// A warp's k-block of a stage, in registers.
 template <class L>
-MF_DEVICE void up_stage(const Context<L> &c, const UpPlaces<L> &places, int stage, int k, bool exists, uint32_t groups, const float *scale,
-                        float (&sum)[L::kGroups][4])
-{
-  hw::Rows rows;
-  hw::load_rows(rows, places.rows, stage * L::kStageBytes);
-  hw::sync_warp(); // all lanes have read it
-  if(c.lane == 0)
-    hw::mbarrier_arrive(&c.sm.barrier.empty[stage]);
-  if(!exists)
-    return;
-  const float gate_scale = scale[k * L::kStageKBlocks], up_scale = scale[k * L::kStageKBlocks + L::kKBlocks];
-  const float *x_scale = places.x_scale + k * (L::kStageKBlocks * L::kMaxTokens);
-  const hw::ColumnsAt x_at = hw::advance(places.x, k * (L::kStageKBlocks * 1024));
+struct UpRows {
   hw::WideRows wide;
-  hw::widen(wide, rows);
-  MF_UNROLL
-  for(int g = 0; g < L::kGroups; ++g) {
-    if(!(groups >> g & 1))
-      continue;
+  float gate_scale, up_scale;
+  int k;       // chunk of the unit
+  bool exists; // else the k-block lies behind the end of k
+
+  // Takes it out of the ring. `scale` is the warp's place in the unit's scale rows.
+  MF_DEVICE void take(const Context<L> &c, const UpPlaces<L> &places, int stage, int chunk, int w4, const float *scale)
+  {
+    k = chunk;
+    exists = L::kKBlocks % L::kStageKBlocks == 0 || k * L::kStageKBlocks + w4 < L::kKBlocks;
+    hw::Rows rows;
+    if(exists)
+      hw::load_rows(rows, places.rows, stage * L::kStageBytes);
+    hw::sync_warp(); // all lanes have read it
+    if(c.lane == 0)
+      hw::mbarrier_arrive(&c.sm.barrier.empty[stage]);
+    if(exists) {
+      hw::widen(wide, rows);
+      gate_scale = scale[k * L::kStageKBlocks];
+      up_scale = scale[k * L::kStageKBlocks + L::kKBlocks];
+    }
+  }
+
+  // Adds the product with a group's x.
+  MF_DEVICE void multiply(const UpPlaces<L> &places, int group, float (&sum)[4]) const
+  {
+    if(!exists)
+      return;
     hw::Columns x;
-    hw::load_columns(x, x_at, g * (L::kKBlocks * 1024));
-    const hw::F32x2 sx = *(const hw::F32x2 *)(x_scale + 8 * g);
+    hw::load_columns(x, hw::columns_at(places.x, k * (L::kStageKBlocks * 1024)), group * (L::kKBlocks * 1024));
+    const hw::F32x2 sx = *(const hw::F32x2 *)(places.x_scale + k * (L::kStageKBlocks * L::kMaxTokens) + 8 * group);
     float d[4];
     hw::multiply(d, wide, x);
-    sum[g][0] = hw::fma_rn(d[0], gate_scale * sx.x, sum[g][0]);
-    sum[g][1] = hw::fma_rn(d[1], gate_scale * sx.y, sum[g][1]);
-    sum[g][2] = hw::fma_rn(d[2], up_scale * sx.x, sum[g][2]);
-    sum[g][3] = hw::fma_rn(d[3], up_scale * sx.y, sum[g][3]);
+    sum[0] = hw::fma_rn(d[0], gate_scale * sx.x, sum[0]);
+    sum[1] = hw::fma_rn(d[1], gate_scale * sx.y, sum[1]);
+    sum[2] = hw::fma_rn(d[2], up_scale * sx.x, sum[2]);
+    sum[3] = hw::fma_rn(d[3], up_scale * sx.y, sum[3]);
   }
-}
+};
 
 // All units of this CTA. `consumer` is 0..7. On return the ring stands at the warpgroup's first down stage.
 template <class L>
@@ -80,6 +90,8 @@ MF_DEVICE void up_units(const Context<L> &c, int consumer, RingReader<L> &ring)
 {
   auto &sm = c.sm;
   const int warpgroup = consumer >> 2, w4 = consumer & 3;
+  constexpr int kStages = L::kUnitStages / 2; // of a unit, the warpgroup's
+  constexpr int kTogether = kStages % 2 == 0 && L::kKBlocks == L::kUnitStages * L::kStageKBlocks ? 2 : 1; // (registers)
   const UpPlaces<L> places(c, w4);
   int item = 0, slot = 0;
   uint32_t parity = 0; // of scales[slot]
@@ -101,20 +113,25 @@ MF_DEVICE void up_units(const Context<L> &c, int consumer, RingReader<L> &ring)
     int k = (rotate_k ? (int)(unit % L::kUnitStages) : 0) + warpgroup;
     k = k >= L::kUnitStages ? k - L::kUnitStages : k;
     MF_LOOP
-    for(int chunk = 0; chunk < L::kUnitStages / 2; ++chunk) {
-      if(chunk > 0)
-        hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitUpStage);
-      if(L::kKBlocks % (2 * L::kStageKBlocks) != 0 && k * L::kStageKBlocks >= L::kKBlocks) { // behind the end of k: nothing was copied
-        hw::sync_warp(); // no lane may still be waiting for the phase when lane 0 lets the producer set off the next one
-        if(c.lane == 0)
-          hw::mbarrier_arrive(&sm.barrier.empty[ring.stage]);
-      } else {
-        const bool exists = L::kKBlocks % L::kStageKBlocks == 0 || k * L::kStageKBlocks + w4 < L::kKBlocks;
-        up_stage(c, places, ring.stage, k, exists, groups, &sm.up_scale[slot][0][w4], sum);
+    for(int chunk = 0; chunk < kStages; chunk += kTogether) {
+      UpRows<L> rows[kTogether];
+      MF_UNROLL
+      for(int i = 0; i < kTogether; ++i) {
+        if(chunk + i > 0)
+          hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitUpStage);
+        rows[i].take(c, places, ring.stage, k, w4, &sm.up_scale[slot][0][w4]);
+        ring.advance();
+        k += 2;
+        k = k >= L::kUnitStages ? k - L::kUnitStages : k;
       }
-      ring.advance();
-      k += 2;
-      k = k >= L::kUnitStages ? k - L::kUnitStages : k;
+      MF_UNROLL
+      for(int g = 0; g < L::kGroups; ++g) {
+        if(!(groups >> g & 1))
+          continue;
+        MF_UNROLL
+        for(int i = 0; i < kTogether; ++i)
+          rows[i].multiply(places, g, sum[g]);
+      }
     }
     hw::sync_warp();
     if(c.lane == 0)

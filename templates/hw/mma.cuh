@@ -52,20 +52,21 @@ MF_DEVICE void load_rows(Rows &rows, const RowsAt &at, uint32_t offset)
     load_matrices(rows.word + 4 * i, address ^ (i << 5));
 }
 
-// Likewise the 8 columns of an atom.
+// Likewise the 8 columns of an atom; then those of another one, some multiple of 1024 bytes further on.
+struct ColumnsBase {
+  uint32_t address;
+};
 struct ColumnsAt {
   uint32_t low, high; // of pieces 0..3 and 4..7
 };
-MF_DEVICE ColumnsAt columns_at(const uint8_t *atom)
+MF_DEVICE ColumnsBase columns_base(const uint8_t *atom)
 {
   const uint32_t lane = (uint32_t)lane_index(), r = lane & 7;
-  ColumnsAt at;
-  at.low = shared_address(atom) + r * 128 + (((lane >> 3) ^ r) << 4);
-  at.high = at.low ^ 64;
-  asm volatile("" : "+r"(at.low), "+r"(at.high));
-  return at;
+  ColumnsBase base{shared_address(atom) + r * 128 + (((lane >> 3) ^ r) << 4)};
+  asm volatile("" : "+r"(base.address));
+  return base;
 }
-MF_DEVICE ColumnsAt advance(const ColumnsAt &at, uint32_t offset) { return ColumnsAt{at.low + offset, at.high + offset}; }
+MF_DEVICE ColumnsAt columns_at(const ColumnsBase &base, uint32_t offset) { return ColumnsAt{base.address + offset, (base.address + offset) ^ 64}; }
 
 // Columns that the caller throws away may be unwritten or being written by others; no word is torn. (The emulated device marks what comes of
 // them, so that a use is found.)
