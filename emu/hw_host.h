@@ -359,15 +359,27 @@ MF_DEVICE void load_columns(Columns &columns, const ColumnsAt &at, uint32_t offs
   emu_load_unordered(first + 128, columns.word[1], 32);
 }
 
-MF_UNSEEN float from_e4m3(uint32_t v)
-{
-  const float magnitude = bits_float((v & 0x7F) << 20) * 0x1p120f;
-  return (v & 0x7F) == 0x7F ? bits_float(0x7FFFFFFFu) : v & 0x80 ? -magnitude : magnitude;
-}
+// What each e4m3 byte stands for.
+struct WideTable {
+  float value[256];
+  constexpr WideTable() : value()
+  {
+    for(int v = 0; v < 256; ++v) {
+      float magnitude = (float)(v & 7) / 512.0f; // subnormal: multiples of 2^-9
+      if((v >> 3 & 15) != 0)
+        magnitude = (float)(8 + (v & 7)) / 1024.0f;
+      for(int e = 0; e < (v >> 3 & 15); ++e)
+        magnitude *= 2.0f;
+      value[v] = (v & 0x7F) == 0x7F ? __builtin_nanf("") : v & 0x80 ? -magnitude : magnitude;
+    }
+  }
+};
+inline constexpr WideTable wide_table;
+
 MF_UNSEEN void widen(WideRows &wide, const Rows &rows)
 {
   for(int i = 0; i < 256; ++i)
-    wide.value[i >> 7][i & 127] = from_e4m3(((const uint8_t *)rows.piece)[i]);
+    wide.value[i >> 7][i & 127] = wide_table.value[((const uint8_t *)rows.piece)[i]];
 }
 
 // Sums of 16 products at a time, those of every other chunk apart.
@@ -376,23 +388,22 @@ MF_UNSEEN void multiply_lane(float *d, const WideRows &rows, const Columns &colu
   for(int c = 0; c < 2; ++c) {
     const int row = 2 * (lane & 3) + c;
     float sum[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
+    uint32_t taint = 0;
     for(int s = 0; s < 8; ++s) {
       const uint8_t *chunk = (const uint8_t *)columns.word[c] + ((s ^ row) << 4);
       float part[2] = {0.0f, 0.0f};
       for(int k = 0; k < 16; ++k) {
-        const float b = from_e4m3(chunk[k]);
+        const float b = wide_table.value[chunk[k]];
         part[0] += rows.value[0][16 * s + k] * b;
         part[1] += rows.value[1][16 * s + k] * b;
       }
       sum[s & 1][0] += part[0];
       sum[s & 1][1] += part[1];
     }
-    d[c] = gpu_nan(sum[0][0] + sum[1][0]);
-    d[2 + c] = gpu_nan(sum[0][1] + sum[1][1]);
-    for(int i = 0; i < 32; ++i) {
-      if((columns.word[c][i] & EMU_TAINT_MASK) == EMU_TAINT)
-        d[c] = d[2 + c] = bits_float(columns.word[c][i]);
-    }
+    for(int i = 0; i < 32; ++i)
+      taint = (columns.word[c][i] & EMU_TAINT_MASK) == EMU_TAINT ? columns.word[c][i] : taint;
+    d[c] = taint != 0 ? bits_float(taint) : gpu_nan(sum[0][0] + sum[1][0]);
+    d[2 + c] = taint != 0 ? bits_float(taint) : gpu_nan(sum[0][1] + sum[1][1]);
   }
 }
 MF_DEVICE void multiply(float (&d)[4], const WideRows &rows, const Columns &columns)

@@ -4,10 +4,11 @@
 // Reads         the ring, down_scale[], the h sets, h_scale, passes[], slot_by_rank[].
 // Writes        y, kDownRows rows of every token; reduce[group] on the way.
 // Waits for     full[] of each of its stages, h_loaded[] of each pass's loader; at the end kBarrierOutput among the consumers.
-// Visible by    empty[] (behind the last pass's completion); y by the end of the kernel.
+// Visible by    empty[], as soon as all lanes have the stage in registers; y by the end of the kernel.
 // No deadlock   the producer's down stages wait for no h; the loaders wait for no consumer's down progress.
 //
-// A slot's tokens lie in the h sets (group, rank) that its passes[] name: the stage is multiplied once with each. A set's column is the
+// A warp multiplies 16 rows: with 16 rows per CTA they are all rows in the warp's own k-block of the stage, with more the warp's share
+// of the rows, k-block by k-block. A slot's tokens lie in the h sets (group, rank) that its passes[] name: the stage is multiplied once with each. A set's column is the
 // same token for every rank, so a group has four accumulators per lane for the whole phase: no scattering, no atomics, the same
 // order of additions every time. Columns that are not the slot's may hold anything, even NaN: they are never multiplied by 0.
 #pragma once

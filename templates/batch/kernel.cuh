@@ -7,11 +7,13 @@
 //   scheduler    |             | tickets, scale rows of every unit ... |
 //   consumers    | route, quantise x | up units ................................ | down rows ..... | y |
 //   finalisers   | quantise x | s2, clear |   publish h, item by item ............. |
-//   h loaders    | route, quantise x | s2, clear |     fetch h, quantise it, slot by slot ..... |
+//   quantiser    | route, quantise x | s2, clear |     quantise some rows of h ............ |
+//   h loaders    | route, quantise x | s2, clear |     fetch h, slot by slot ................ |
 //
 //   groups    Tokens come in groups of 8. A weight stage that is in shared memory is multiplied once per group (up) or h set (down) that the
 //             expert's tokens are in: the weights are read once, whatever the number of tokens.
 //   stages    of 8 KB, owned by the warpgroups in turn, so that each has time for several passes.
+//   products  Warp by warp, through registers (hw/mma.cuh): no warp waits for another one, and a stage is free once it has been read.
 //   scheduler What is not waiting and issuing is taken off the producer.
 //   overlay   h of all ranks is 8 * N bytes per token. With kOverlay the sets of the higher ranks lie where x was, and are loaded when the
 //             CTA's up phase is over.
@@ -118,9 +120,12 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
   hw::fewer_registers<L::kOtherRegisters>();
   const int helper = L::helper_of(c.warp);
   stream::prepare_down(c, helper, launch);
+  clear_rows(c, helper, launch);
   hw::barrier_sync(L::kBarrierFront, L::kThreads - 64);
   if(helper < L::kReduceBuffers)
     finalise_items(c, helper, launch);
+  else if(helper == L::kHelpers - 1)
+    quantise_h(c, launch);
   else if(c.cta < L::kDownCtas)
     batch::load_h(c, helper - L::kReduceBuffers, launch);
 }

@@ -4,12 +4,16 @@
 // Reads         the ring, stage_unit[], tokens[], up_scale[], sm.x, x_scale.
 // Writes        reduce[buffer][warp][lane]: {gate, gate, up, up} partial sums of two tokens of a group; reduce_unit[].
 // Waits for     full[] of each of its stages, scales[] of each unit, reduce_empty[] (the finaliser that owns the buffer).
-// Visible by    empty[] and x_free (behind the products' completion), unit_done[] (behind the last use of the scale rows) and
+// Visible by    empty[], as soon as all lanes have the stage in registers; x_free, unit_done[] (behind the last use of the scale rows) and
 //               reduce_full[], one arrival per warp, behind a sync_warp.
 // No deadlock   a finaliser waits for nothing but reduce_full, so buffers always come back.
 //
-// A stage in shared memory is multiplied once per group of 8 tokens that the expert has (with uniform routing of 32 tokens about 1.4
-// passes per expert), by the slab trick of stream/up.cuh: the four k-blocks of the stage are the four slabs of a tile.
+// A stage is 16 rows (8 gate, 8 up) in four k-blocks, one for each warp of its warpgroup. A warp brings its k-block into registers and
+// multiplies it once per group of 8 tokens that the expert has: with uniform routing of 32 tokens about 1.4 passes per expert. Rows
+// 0..7 are gate, 8..15 up: one lane holds gate (d0, d1) and up (d2, d3) of the same feature and tokens.
+//
+// Why not wgmma: its passes were what limited this family. A warpgroup's warps waited for each other and for each pass, a tile was
+// read once per pass, and the slab trick (stream/up.cuh) and its descriptors cost more instructions than widening e4m3 does.
 // With an even number of stages per unit, and an even ring, each warpgroup has the same stages of the ring for ever: it sees every
 // phase of their barriers.
 #pragma once
@@ -29,7 +33,7 @@ MF_DEVICE uint32_t groups_of(uint32_t tokens)
   return groups;
 }
 
-// What a warp reads in all units, and where: its slab of a stage, its k-block of the first chunk of x.
+// What a warp reads in all units, and where: its k-block of a stage and of the first chunk of x.
 template <class L>
 struct UpPlaces {
   hw::RowsAt rows;
