@@ -75,6 +75,10 @@ MF_UNSEEN uint8_t *dynamic_shared() { return emu_self->shared; }
 MF_DEVICE uint32_t shared_address(const void *p) { return (uint32_t)((uintptr_t)p - (uintptr_t)dynamic_shared()); }
 
 MF_DEVICE void compute_now(int &) {}
+template <int>
+MF_DEVICE void more_registers() {}
+template <int>
+MF_DEVICE void fewer_registers() {}
 MF_DEVICE void sync_cta() { emu_barrier_sync(0, -1); }
 MF_DEVICE void barrier_sync(int id, int threads) { emu_barrier_sync(id, threads); }
 MF_DEVICE void barrier_arrive(int id, int threads) { emu_barrier_arrive(id, threads); }
@@ -314,6 +318,99 @@ MF_DEVICE uint32_t to_e4m3(float v)
   return sign | ((rounded >> 20) - (120u << 3));
 }
 MF_DEVICE uint32_t to_e4m3_pair(float low, float high) { return to_e4m3(low) | to_e4m3(high) << 8; }
+
+// ---- mma.cuh: a lane keeps whole rows and columns, those that its results are made of. Loads and products meet as a vote does. ----
+
+struct Rows {
+  U32x4 piece[2][8]; // of row l / 4 and of the one 8 further on
+};
+struct WideRows {
+  float value[2][128];
+};
+struct Columns {
+  uint32_t word[2][32]; // of columns 2 (l % 4) and + 1, as they lie in memory; a tainted one is the taint
+};
+
+struct RowsAt {
+  const uint8_t *low, *high;
+};
+struct ColumnsBase {
+  const uint8_t *atom;
+};
+using ColumnsAt = ColumnsBase;
+MF_DEVICE RowsAt rows_at(const uint8_t *low, const uint8_t *high) { return RowsAt{low, high}; }
+MF_DEVICE ColumnsBase columns_base(const uint8_t *atom) { return ColumnsBase{atom}; }
+MF_DEVICE ColumnsAt columns_at(const ColumnsBase &base, uint32_t offset) { return ColumnsAt{base.atom + offset}; }
+
+MF_DEVICE void load_rows(Rows &rows, const RowsAt &at, uint32_t offset)
+{
+  const int r = lane_index() >> 2;
+  emu_ballot(1);
+  for(int p = 0; p < 8; ++p) {
+    rows.piece[0][p] = *(const U32x4 *)(at.low + offset + r * 128 + ((p ^ r) << 4));
+    rows.piece[1][p] = *(const U32x4 *)(at.high + offset + r * 128 + ((p ^ r) << 4));
+  }
+}
+MF_DEVICE void load_columns(Columns &columns, const ColumnsAt &at, uint32_t offset)
+{
+  const uint8_t *first = at.atom + offset + 256 * (lane_index() & 3);
+  emu_ballot(1);
+  emu_load_unordered(first, columns.word[0], 32);
+  emu_load_unordered(first + 128, columns.word[1], 32);
+}
+
+// What each e4m3 byte stands for.
+struct WideTable {
+  float value[256];
+  constexpr WideTable() : value()
+  {
+    for(int v = 0; v < 256; ++v) {
+      float magnitude = (float)(v & 7) / 512.0f; // subnormal: multiples of 2^-9
+      if((v >> 3 & 15) != 0)
+        magnitude = (float)(8 + (v & 7)) / 1024.0f;
+      for(int e = 0; e < (v >> 3 & 15); ++e)
+        magnitude *= 2.0f;
+      value[v] = (v & 0x7F) == 0x7F ? __builtin_nanf("") : v & 0x80 ? -magnitude : magnitude;
+    }
+  }
+};
+inline constexpr WideTable wide_table;
+
+MF_UNSEEN void widen(WideRows &wide, const Rows &rows)
+{
+  for(int i = 0; i < 256; ++i)
+    wide.value[i >> 7][i & 127] = wide_table.value[((const uint8_t *)rows.piece)[i]];
+}
+
+// Sums of 16 products at a time, those of every other chunk apart.
+MF_UNSEEN void multiply_lane(float *d, const WideRows &rows, const Columns &columns, int lane)
+{
+  for(int c = 0; c < 2; ++c) {
+    const int row = 2 * (lane & 3) + c;
+    float sum[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
+    uint32_t taint = 0;
+    for(int s = 0; s < 8; ++s) {
+      const uint8_t *chunk = (const uint8_t *)columns.word[c] + ((s ^ row) << 4);
+      float part[2] = {0.0f, 0.0f};
+      for(int k = 0; k < 16; ++k) {
+        const float b = wide_table.value[chunk[k]];
+        part[0] += rows.value[0][16 * s + k] * b;
+        part[1] += rows.value[1][16 * s + k] * b;
+      }
+      sum[s & 1][0] += part[0];
+      sum[s & 1][1] += part[1];
+    }
+    for(int i = 0; i < 32; ++i)
+      taint = (columns.word[c][i] & EMU_TAINT_MASK) == EMU_TAINT ? columns.word[c][i] : taint;
+    d[c] = taint != 0 ? bits_float(taint) : gpu_nan(sum[0][0] + sum[1][0]);
+    d[2 + c] = taint != 0 ? bits_float(taint) : gpu_nan(sum[0][1] + sum[1][1]);
+  }
+}
+MF_DEVICE void multiply(float (&d)[4], const WideRows &rows, const Columns &columns)
+{
+  emu_ballot(1);
+  multiply_lane(d, rows, columns, lane_index());
+}
 
 // ---- how the emulator calls a kernel ----
 

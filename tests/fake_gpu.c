@@ -195,7 +195,7 @@ static struct places places_of(const struct mf_problem *p, const struct fakecuda
 {
   const struct device_info dev = {.sms = (int)l->grid[0], .shared_bytes_per_cta = 232448};
   struct places at = {(size_t)MF_STREAM_WS_H_BYTES(p->top_k, p->intermediate), MF_STREAM_WS_IDS(p->top_k), MF_STREAM_WS_WEIGHTS(p->top_k)};
-  for(int groups = MF_BATCH_MIN_GROUPS; groups <= MF_BATCH_MAX_GROUPS && l->block[0] == 704; groups++) {
+  for(int groups = MF_BATCH_MIN_GROUPS; groups <= MF_BATCH_MAX_GROUPS && l->block[0] == 640; groups++) {
     struct schedule sched = {.family = &family_batch};
     family_batch.default_schedule(p, 8 * groups, &dev, &sched);
     if(family_batch.shared_bytes(p, &sched, &dev) == (long)l->shared_bytes)

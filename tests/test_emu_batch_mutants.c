@@ -17,25 +17,26 @@ static const struct mutant {
   int kinds[MAX_KINDS]; /* what may be found; 0 ends */
   int seeds;
 } mutants[] = {
-    {"h_without_proxy_fence", "batch/handoff.cuh", "      hw::fence_async_proxy();\n", "", {EMU_NO_PROXY_FENCE}, 2},
+    {"quantised_rows_are_not_cleared", "batch/kernel.cuh", "  clear_rows(c, helper, launch);\n", "", {GATE(GATE_REPLAY), GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE)}, 2},
+    {"a_row_that_nobody_quantises", "batch/handoff.cuh", "int first = c.cta;", "int first = c.cta & ~1;", {EMU_DEADLOCK}, 1},
+    {"scale_of_another_block", "batch/handoff.cuh", "h_scale[group * L::kRanks + rank][c.lane][row] =", "h_scale[group * L::kRanks + rank][c.lane][row ^ 1] =",
+     {GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE), EMU_RACE, EMU_UNINITIALISED}, 2},
     {"h_is_flagged_without_release", "batch/handoff.cuh", "hw::store_shared_release(&sm.h_loaded", "hw::store_shared_relaxed(&sm.h_loaded",
-     {EMU_RACE, EMU_NO_PROXY_FENCE}, 2},
-    {"the_wrong_group_s_x", "batch/up.cuh", "hw::advance_descriptor(x0, g * (L::kKBlocks * 1024))", "hw::advance_descriptor(x0, (g ^ 1) * (L::kKBlocks * 1024))",
+     {EMU_RACE}, 2},
+    {"the_wrong_group_s_x", "batch/up.cuh", "group * (L::kKBlocks * 1024));", "(group ^ 1) * (L::kKBlocks * 1024));",
      {GATE(GATE_H), GATE(GATE_FINITE)}, 2},
     {"the_wrong_group_s_h", "batch/down.cuh", "L::h_set(g, rank)", "L::h_set(g ^ 1, rank)",
-     {GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE), EMU_RACE, EMU_NO_PROXY_FENCE}, 2},
-    {"stage_freed_before_the_last_group", "batch/up.cuh", "if(groups < 2u << g && c.lane == 0)", "if(!(groups & ((1u << g) - 1)) && c.lane == 0)",
-     {EMU_EARLY_OVERWRITE, EMU_RACE, EMU_BARRIER}, 4},
-    {"stage_freed_before_the_last_pass", "batch/down.cuh", "if(left == 0 && passes >> (8 * g) >> 8 == 0 && c.lane == 0)",
-     "if(left == 0 && (passes & ((1u << (8 * g)) - 1)) == 0 && c.lane == 0)", {EMU_EARLY_OVERWRITE, EMU_RACE, EMU_BARRIER}, 4},
+     {GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE), EMU_RACE}, 2},
+    {"up_stage_freed_before_all_lanes_have_read", "batch/up.cuh", "    hw::sync_warp(); // all lanes have read it\n", "", {EMU_EARLY_OVERWRITE, EMU_RACE}, 4},
+    {"down_stage_freed_before_all_lanes_have_read", "batch/down.cuh", "      hw::sync_warp(); // all lanes have read it\n", "", {EMU_EARLY_OVERWRITE, EMU_RACE}, 4},
     {"high_ranks_over_live_x", "batch/handoff.cuh", "    if(half == 1)\n", "    if(half == 2)\n", {EMU_EARLY_OVERWRITE, EMU_RACE, GATE(GATE_H)}, 4},
-    {"high_ranks_not_waited_for", "batch/down.cuh", "&sm.h_loaded[half][", "&sm.h_loaded[0][", {EMU_DEADLOCK, EMU_RACE, EMU_NO_PROXY_FENCE, EMU_EARLY_OVERWRITE}, 2},
+    {"high_ranks_not_waited_for", "batch/down.cuh", "&sm.h_loaded[half][", "&sm.h_loaded[0][", {EMU_DEADLOCK, EMU_RACE, EMU_EARLY_OVERWRITE}, 2},
     {"scale_rows_overwritten_too_soon", "batch/scheduler.cuh", "turn >= L::kScaleSlots && ", "turn > L::kScaleSlots && ", {EMU_RACE, EMU_BARRIER, EMU_DEADLOCK}, 4},
     {"a_turn_that_is_not_waited_for", "batch/producer.cuh", "if(!hw::mbarrier_wait(&c.sm.barrier.turn[entry], parity, c.dog, L::kWaitTicket))", "if(parity > 1)",
      {EMU_RACE, EMU_UNINITIALISED}, 2},
     {"one_end_mark_for_two_warpgroups", "batch/producer.cuh", "for(int i = stages; i < 2; ++i)", "for(int i = stages; i < 1; ++i)", {EMU_DEADLOCK}, 1},
     {"rank_of_another_token", "batch/layout.cuh", "c.sm.slot_at[token];", "c.sm.slot_at[token ^ 1];",
-     {EMU_RACE, GATE(GATE_H), EMU_DEADLOCK, EMU_UNINITIALISED}, 2},
+     {EMU_RACE, GATE(GATE_H), EMU_DEADLOCK, GATE(GATE_FINITE)}, 2},
 };
 
 /* Variants of the operator: what the engine has routed, a shared expert, a clamp, weights on the input. */

@@ -16,9 +16,9 @@
 #define STAGE_BYTES 8192
 #define STAGE_KBLOCKS 4
 #define REDUCE_BUFFERS 4      /* = finaliser warps */
-#define H_LOADERS 8
+#define H_LOADERS 5
 #define ROUTERS 16
-#define THREADS 704
+#define THREADS 640
 #define SLAB_ROWS 16          /* of w2 per CTA: four k-blocks are one product */
 #define MAX_PROBABILITIES 512 /* a lane has 16 of them, and as many logits */
 #define ALL_STATIC 1000       /* more rounds than any problem has: no tickets */

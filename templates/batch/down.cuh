@@ -4,10 +4,11 @@
 // Reads         the ring, down_scale[], the h sets, h_scale, passes[], slot_by_rank[].
 // Writes        y, kDownRows rows of every token; reduce[group] on the way.
 // Waits for     full[] of each of its stages, h_loaded[] of each pass's loader; at the end kBarrierOutput among the consumers.
-// Visible by    empty[] (behind the last pass's completion); y by the end of the kernel.
+// Visible by    empty[], as soon as all lanes have the stage in registers; y by the end of the kernel.
 // No deadlock   the producer's down stages wait for no h; the loaders wait for no consumer's down progress.
 //
-// A slot's tokens lie in the h sets (group, rank) that its passes[] name: the stage is multiplied once with each. A set's column is the
+// A warp multiplies 16 rows: with 16 rows per CTA they are all rows in the warp's own k-block of the stage, with more the warp's share
+// of the rows, k-block by k-block. A slot's tokens lie in the h sets (group, rank) that its passes[] name: the stage is multiplied once with each. A set's column is the
 // same token for every rank, so a group has four accumulators per lane for the whole phase: no scattering, no atomics, the same
 // order of additions every time. Columns that are not the slot's may hold anything, even NaN: they are never multiplied by 0.
 #pragma once
@@ -16,85 +17,72 @@
 
 namespace batch {
 
-// A warp's part of a stage: scale factors of its rows, by product.
-template <class L>
-struct DownScales {
-  static constexpr int kProducts = stream::DownTile<L>::kProducts;
-  float low[kProducts], high[kProducts];
-  int blocks; // there are j < blocks
-
-  // low_block, high_block: scale blocks of either half of the warp's rows. block0: the warp's first k-block of a piece.
-  MF_DEVICE void load(const Context<L> &c, int slot, int piece, int block0, int low_block, int high_block)
-  {
-    blocks = L::kEvenPieces ? kProducts : L::kHBlocks - piece * L::kDownKBlocks - block0;
-    MF_UNROLL
-    for(int j = 0; j < kProducts; ++j) {
-      const float *s = &c.sm.down_scale[slot][0][block0] + piece * L::kDownKBlocks + j;
-      low[j] = j < blocks ? s[low_block * L::kHBlocks] : 0.0f;
-      high[j] = L::kDownRowBlocks == 2 && j < blocks ? s[high_block * L::kHBlocks] : low[j];
-    }
-  }
-};
-
 // Accumulates the CTA's rows over all active experts.
 template <class L>
 MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring, float (&sum)[L::kGroups][4])
 {
-  using Tile = stream::DownTile<L>;
-  constexpr int kProducts = Tile::kProducts;
+  constexpr int kProducts = L::kSlab ? 1 : L::kDownKBlocks; // k-blocks of a stage that a warp multiplies
   auto &sm = c.sm;
   const int w4 = consumer & 3, column = 2 * (c.lane & 3);
   const int stages = (int)sm.active * L::kDownPieces;
 
-  // The scale block of either half of the warp's 16 rows (rows beyond the CTA's are never stored).
+  // The warp's 16 rows: of one k-block of the stage, or of all of them. Some of the rows or all may be none of the CTA's.
+  const int first_row = L::kSlab ? 0 : 16 * w4, block0 = L::kSlab ? w4 : 0;
+  const bool exists = L::kSlab ? w4 < L::kDownKBlocks : first_row < L::kDownRows;
+  const uint8_t *low_atom = sm.ring[0] + block0 * L::kDownKBlockBytes + (exists ? first_row * 128 : 0);
+  const hw::RowsAt rows_at = hw::rows_at(low_atom, low_atom + (first_row + 8 < L::kDownRows ? 1024 : 0));
+  const hw::ColumnsBase h_base = hw::columns_base((const uint8_t *)&sm + block0 * 1024);
+
+  // The scale block of either half of the rows.
   int low_block = 0, high_block = 0;
   if constexpr(L::kDownRowBlocks == 2) {
-    const int first_row = c.cta * L::kDownRows, first = first_row / 128;
-    low_block = smaller((first_row + 16 * w4) / 128 - first, 1);
-    high_block = smaller((first_row + 16 * w4 + 8) / 128 - first, 1);
+    const int cta_row = c.cta * L::kDownRows, first = cta_row / 128;
+    low_block = smaller((cta_row + first_row) / 128 - first, 1);
+    high_block = smaller((cta_row + first_row + 8) / 128 - first, 1);
   }
-  const bool exists = !L::kSlab || w4 < L::kDownKBlocks; // (a slab product always has four k-blocks, a piece may have fewer)
-  const int block0 = L::kSlab && exists ? w4 : 0;
-  const uint64_t tile0 = hw::matrix_descriptor(sm.ring[0]), memory0 = hw::matrix_descriptor(&sm);
 
   MF_LOOP
   for(int i = consumer >> 2; i < stages; i += 2) {
     const int slot = i / L::kDownPieces, piece = i - slot * L::kDownPieces;
-    DownScales<L> scales;
-    scales.load(c, slot, piece, block0, low_block, high_block);
-    const uint32_t passes = hw::shuffle(sm.cleared.passes[slot], 0);
-    const uint64_t rows = hw::advance_descriptor(tile0, ring.stage * L::kStageBytes);
+    const uint32_t passes = sm.cleared.passes[slot];
     hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitDownStage);
-    MF_UNROLL
-    for(int g = 0; g < L::kGroups; ++g) {
-      uint32_t left = passes >> (8 * g) & 255;
-      MF_LOOP
-      while(left != 0) {
-        const int rank = hw::lowest_bit(left), item = slot * L::kGroups + g;
-        const int half = L::kOverlay && rank >= L::kLowRanks;
-        left &= left - 1;
-        const uint32_t slots = *(const uint16_t *)&sm.slot_by_rank[rank][8 * g + column];
-        hw::wait_shared_at_least(&sm.h_loaded[half][item % L::kHLoaders], item / L::kHLoaders + 1, c.dog, L::kWaitH);
-        Tile tile;
-        tile.multiply(rows, hw::advance_descriptor(memory0, L::h_set(g, rank) + piece * (L::kDownKBlocks * 1024)));
-        if(left == 0 && passes >> (8 * g) >> 8 == 0 && c.lane == 0) // the last pass
-          hw::mbarrier_arrive(&sm.barrier.empty[ring.stage]);
-        const bool first = exists && (slots & 255) == (uint32_t)slot, second = exists && slots >> 8 == (uint32_t)slot;
-        MF_UNROLL
-        for(int j = 0; j < kProducts; ++j) {
-          if(j >= scales.blocks)
-            break;
-          const hw::F32x2 sh = hw::load_shared_unordered(
-              (const hw::F32x2 *)&sm.h_scale[g * L::kRanks + rank][piece * L::kDownKBlocks + block0 + j][column]);
-          float o[4];
-          tile.own(o, j, w4);
-          if(first) {
-            sum[g][0] = hw::fma_rn(o[0], scales.low[j] * sh.x, sum[g][0]);
-            sum[g][2] = hw::fma_rn(o[2], scales.high[j] * sh.x, sum[g][2]);
+    MF_LOOP
+    for(int j = 0; j < kProducts; ++j) {
+      const int ahead = piece * L::kDownKBlocks + j, block = block0 + ahead;
+      const bool there = exists && (L::kEvenPieces || block < L::kHBlocks);
+      hw::Rows rows;
+      if(there)
+        hw::load_rows(rows, rows_at, ring.stage * L::kStageBytes + j * L::kDownKBlockBytes);
+      hw::sync_warp(); // all lanes have read it
+      if(j == kProducts - 1 && c.lane == 0)
+        hw::mbarrier_arrive(&sm.barrier.empty[ring.stage]);
+      if(!there)
+        continue;
+      const float low = sm.down_scale[slot][low_block][block], high = L::kDownRowBlocks == 2 ? sm.down_scale[slot][high_block][block] : low;
+      hw::WideRows wide;
+      hw::widen(wide, rows);
+      MF_UNROLL
+      for(int g = 0; g < L::kGroups; ++g) {
+        uint32_t left = passes >> (8 * g) & 255;
+        MF_LOOP
+        while(left != 0) {
+          const int rank = hw::lowest_bit(left), item = slot * L::kGroups + g;
+          const int half = L::kOverlay && rank >= L::kLowRanks;
+          left &= left - 1;
+          const uint32_t slots = *(const uint16_t *)&sm.slot_by_rank[rank][8 * g + column];
+          hw::wait_shared_at_least(&sm.h_loaded[half][item % L::kHLoaders], item / L::kHLoaders + 1, c.dog, L::kWaitH);
+          hw::Columns h;
+          hw::load_columns(h, hw::columns_at(h_base, L::h_set(g, rank) + ahead * 1024), 0);
+          const hw::F32x2 sh = hw::load_shared_unordered((const hw::F32x2 *)&sm.h_scale[g * L::kRanks + rank][block][column]);
+          float d[4];
+          hw::multiply(d, wide, h);
+          if((slots & 255) == (uint32_t)slot) {
+            sum[g][0] = hw::fma_rn(d[0], low * sh.x, sum[g][0]);
+            sum[g][2] = hw::fma_rn(d[2], high * sh.x, sum[g][2]);
           }
-          if(second) {
-            sum[g][1] = hw::fma_rn(o[1], scales.low[j] * sh.y, sum[g][1]);
-            sum[g][3] = hw::fma_rn(o[3], scales.high[j] * sh.y, sum[g][3]);
+          if(slots >> 8 == (uint32_t)slot) {
+            sum[g][1] = hw::fma_rn(d[1], low * sh.y, sum[g][1]);
+            sum[g][3] = hw::fma_rn(d[3], high * sh.y, sum[g][3]);
           }
         }
       }

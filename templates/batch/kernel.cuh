@@ -7,11 +7,13 @@
 //   scheduler    |             | tickets, scale rows of every unit ... |
 //   consumers    | route, quantise x | up units ................................ | down rows ..... | y |
 //   finalisers   | quantise x | s2, clear |   publish h, item by item ............. |
-//   h loaders    | route, quantise x | s2, clear |     fetch h, quantise it, slot by slot ..... |
+//   quantiser    | route, quantise x | s2, clear |     quantise some rows of h ............ |
+//   h loaders    | route, quantise x | s2, clear |     fetch h, slot by slot ................ |
 //
 //   groups    Tokens come in groups of 8. A weight stage that is in shared memory is multiplied once per group (up) or h set (down) that the
 //             expert's tokens are in: the weights are read once, whatever the number of tokens.
 //   stages    of 8 KB, owned by the warpgroups in turn, so that each has time for several passes.
+//   products  Warp by warp, through registers (hw/mma.cuh): no warp waits for another one, and a stage is free once it has been read.
 //   scheduler What is not waiting and issuing is taken off the producer.
 //   overlay   h of all ranks is 8 * N bytes per token. With kOverlay the sets of the higher ranks lie where x was, and are loaded when the
 //             CTA's up phase is over.
@@ -30,6 +32,7 @@ namespace batch {
 template <class L>
 MF_DEVICE void produce(const Context<L> &c, const hw::TensorMap &up_map, const hw::TensorMap &down_map)
 {
+  hw::fewer_registers<L::kOtherRegisters>();
   if(c.lane == 1)
     hw::prefetch_map(&up_map);
   if(c.lane == 2)
@@ -47,6 +50,7 @@ MF_DEVICE void produce(const Context<L> &c, const hw::TensorMap &up_map, const h
 template <class L>
 MF_DEVICE void schedule(const Context<L> &c)
 {
+  hw::fewer_registers<L::kOtherRegisters>();
   const uint32_t launch = ((const uint32_t *)c.workspace(MF_STREAM_WS_LAUNCHES))[c.cta];
   hw::sync_cta();
   hw::barrier_sync(L::kBarrierListed, L::kThreads);
@@ -55,16 +59,17 @@ MF_DEVICE void schedule(const Context<L> &c)
 
 // A consumer warp behind the front.
 template <class L>
-MF_DEVICE void consume(const Context<L> &c, int consumer)
+MF_DEVICE void consume(const Context<L> &c)
 {
-  RingReader<L> ring(consumer >> 2);
-  batch::up_units(c, consumer, ring);
+  RingReader<L> ring((hw::warp_index() - L::kConsumerWarp) >> 2);
+  batch::up_units(c, hw::warp_index() - L::kConsumerWarp, ring);
   if(c.cta >= L::kDownCtas)
     return;
   float sum[L::kGroups][4];
   MF_UNROLL
   for(int g = 0; g < L::kGroups; ++g)
     sum[g][0] = sum[g][1] = sum[g][2] = sum[g][3] = 0.0f;
+  const int consumer = hw::warp_index() - L::kConsumerWarp; // (asked again: registers)
   batch::down_rows(c, consumer, ring, sum);
   batch::store_rows(c, consumer, sum);
 }
@@ -105,17 +110,22 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
   if(router >= 0)
     routing.publish(c, router);
 
-  const int consumer = c.warp - L::kConsumerWarp; // 0..7 for consumers
+  const int consumer = hw::warp_index() - L::kConsumerWarp; // 0..7 for consumers. (Asked again: registers)
   if(consumer >= 0 && consumer < 8) {
+    hw::more_registers<L::kConsumerRegisters>();
     hw::barrier_sync(L::kBarrierFront, L::kThreads - 64);
-    batch::consume(c, consumer);
+    batch::consume(c);
     return;
   }
+  hw::fewer_registers<L::kOtherRegisters>();
   const int helper = L::helper_of(c.warp);
   stream::prepare_down(c, helper, launch);
+  clear_rows(c, helper, launch);
   hw::barrier_sync(L::kBarrierFront, L::kThreads - 64);
   if(helper < L::kReduceBuffers)
     finalise_items(c, helper, launch);
+  else if(helper == L::kHelpers - 1)
+    quantise_h(c, launch);
   else if(c.cta < L::kDownCtas)
     batch::load_h(c, helper - L::kReduceBuffers, launch);
 }

@@ -4,12 +4,16 @@
 // Reads         the ring, stage_unit[], tokens[], up_scale[], sm.x, x_scale.
 // Writes        reduce[buffer][warp][lane]: {gate, gate, up, up} partial sums of two tokens of a group; reduce_unit[].
 // Waits for     full[] of each of its stages, scales[] of each unit, reduce_empty[] (the finaliser that owns the buffer).
-// Visible by    empty[] and x_free (behind the products' completion), unit_done[] (behind the last use of the scale rows) and
+// Visible by    empty[], as soon as all lanes have the stage in registers; x_free, unit_done[] (behind the last use of the scale rows) and
 //               reduce_full[], one arrival per warp, behind a sync_warp.
 // No deadlock   a finaliser waits for nothing but reduce_full, so buffers always come back.
 //
-// A stage in shared memory is multiplied once per group of 8 tokens that the expert has (with uniform routing of 32 tokens about 1.4
-// passes per expert), by the slab trick of stream/up.cuh: the four k-blocks of the stage are the four slabs of a tile.
+// A stage is 16 rows (8 gate, 8 up) in four k-blocks, one for each warp of its warpgroup. A warp brings its k-block into registers and
+// multiplies it once per group of 8 tokens that the expert has: with uniform routing of 32 tokens about 1.4 passes per expert. Rows
+// 0..7 are gate, 8..15 up: one lane holds gate (d0, d1) and up (d2, d3) of the same feature and tokens.
+//
+// Why not wgmma: its passes were what limited this family. A warpgroup's warps waited for each other and for each pass, a tile was
+// read once per pass, and the slab trick (stream/up.cuh) and its descriptors cost more instructions than widening e4m3 does.
 // With an even number of stages per unit, and an even ring, each warpgroup has the same stages of the ring for ever: it sees every
 // phase of their barriers.
 #pragma once
@@ -29,44 +33,60 @@ MF_DEVICE uint32_t groups_of(uint32_t tokens)
   return groups;
 }
 
-// All passes of one stage: chunk k of a unit. `scale` is the warp's place in the unit's scale rows.
+// What a warp reads in all units, and where: its k-block of a stage and of the first chunk of x.
 template <class L>
-MF_DEVICE void up_stage(const Context<L> &c, int stage, int k, uint32_t groups, int w4, const float *scale, float (&sum)[L::kGroups][4])
-{
-  auto &sm = c.sm;
-  const int block = k * L::kStageKBlocks + w4;
-  const bool exists = L::kKBlocks % L::kStageKBlocks == 0 || block < L::kKBlocks;
-  const float gate_scale = exists ? scale[k * L::kStageKBlocks] : 0.0f;
-  const float up_scale = exists ? scale[k * L::kStageKBlocks + L::kKBlocks] : 0.0f;
-  const float *x_scale = &sm.cleared.x_scale[0][2 * (c.lane & 3)] + (exists ? block : 0) * L::kMaxTokens;
-  const uint64_t tile = hw::advance_descriptor(hw::matrix_descriptor(sm.ring[0]), stage * L::kStageBytes);
-  const uint64_t x0 = hw::advance_descriptor(hw::matrix_descriptor(sm.x[0][0]), k * (L::kStageKBlocks * 1024));
-  MF_UNROLL
-  for(int g = 0; g < L::kGroups; ++g) {
-    if(!(groups >> g & 1))
-      continue;
-    const hw::F32x2 sx = *(const hw::F32x2 *)(x_scale + 8 * g);
-    const uint64_t x = hw::advance_descriptor(x0, g * (L::kKBlocks * 1024));
-    float d[16];
-    hw::wgmma_fence();
-    MF_UNROLL
-    for(int i = 0; i < 4; ++i)
-      hw::wgmma_n32(d, hw::advance_descriptor(tile, 32 * i), hw::advance_descriptor(x, 32 * i), i);
-    hw::wgmma_commit();
-    hw::wgmma_wait();
-    hw::keep_accumulators(d);
-    if(groups < 2u << g && c.lane == 0) // the last pass
-      hw::mbarrier_arrive(&sm.barrier.empty[stage]);
-    float own[4];
-    stream::own_columns(own, d, w4);
+struct UpPlaces {
+  hw::RowsAt rows;
+  hw::ColumnsBase x;
+  const float *x_scale; // two tokens of the first group
+
+  MF_DEVICE UpPlaces(const Context<L> &c, int w4)
+      : rows(hw::rows_at(c.sm.ring[0] + w4 * 2048, c.sm.ring[0] + w4 * 2048 + 1024)), x(hw::columns_base(c.sm.x[0][w4])),
+        x_scale(&c.sm.cleared.x_scale[w4][2 * (c.lane & 3)]) {}
+};
+
+// A warp's k-block of a stage, in registers.
+template <class L>
+struct UpRows {
+  hw::WideRows wide;
+  float gate_scale, up_scale;
+  int k;       // chunk of the unit
+  bool exists; // else the k-block lies behind the end of k
+
+  // Takes it out of the ring. `scale` is the warp's place in the unit's scale rows.
+  MF_DEVICE void take(const Context<L> &c, const UpPlaces<L> &places, int stage, int chunk, int w4, const float *scale)
+  {
+    k = chunk;
+    exists = L::kKBlocks % L::kStageKBlocks == 0 || k * L::kStageKBlocks + w4 < L::kKBlocks;
+    hw::Rows rows;
+    if(exists)
+      hw::load_rows(rows, places.rows, stage * L::kStageBytes);
+    hw::sync_warp(); // all lanes have read it
+    if(c.lane == 0)
+      hw::mbarrier_arrive(&c.sm.barrier.empty[stage]);
     if(exists) {
-      sum[g][0] = hw::fma_rn(own[0], gate_scale * sx.x, sum[g][0]);
-      sum[g][1] = hw::fma_rn(own[1], gate_scale * sx.y, sum[g][1]);
-      sum[g][2] = hw::fma_rn(own[2], up_scale * sx.x, sum[g][2]);
-      sum[g][3] = hw::fma_rn(own[3], up_scale * sx.y, sum[g][3]);
+      hw::widen(wide, rows);
+      gate_scale = scale[k * L::kStageKBlocks];
+      up_scale = scale[k * L::kStageKBlocks + L::kKBlocks];
     }
   }
-}
+
+  // Adds the product with a group's x.
+  MF_DEVICE void multiply(const UpPlaces<L> &places, int group, float (&sum)[4]) const
+  {
+    if(!exists)
+      return;
+    hw::Columns x;
+    hw::load_columns(x, hw::columns_at(places.x, k * (L::kStageKBlocks * 1024)), group * (L::kKBlocks * 1024));
+    const hw::F32x2 sx = *(const hw::F32x2 *)(places.x_scale + k * (L::kStageKBlocks * L::kMaxTokens) + 8 * group);
+    float d[4];
+    hw::multiply(d, wide, x);
+    sum[0] = hw::fma_rn(d[0], gate_scale * sx.x, sum[0]);
+    sum[1] = hw::fma_rn(d[1], gate_scale * sx.y, sum[1]);
+    sum[2] = hw::fma_rn(d[2], up_scale * sx.x, sum[2]);
+    sum[3] = hw::fma_rn(d[3], up_scale * sx.y, sum[3]);
+  }
+};
 
 // All units of this CTA. `consumer` is 0..7. On return the ring stands at the warpgroup's first down stage.
 template <class L>
@@ -74,37 +94,48 @@ MF_DEVICE void up_units(const Context<L> &c, int consumer, RingReader<L> &ring)
 {
   auto &sm = c.sm;
   const int warpgroup = consumer >> 2, w4 = consumer & 3;
+  constexpr int kStages = L::kUnitStages / 2; // of a unit, the warpgroup's
+  constexpr int kTogether = kStages % 2 == 0 && L::kKBlocks == L::kUnitStages * L::kStageKBlocks ? 2 : 1; // (registers)
+  const UpPlaces<L> places(c, w4);
   int item = 0, slot = 0;
   uint32_t parity = 0; // of scales[slot]
+  int rotate_k = c.p.rotate_k;
+  hw::compute_now(rotate_k);
   MF_LOOP
   for(;;) {
     if(!hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitUpStage))
       break;
-    const uint32_t unit = hw::shuffle(sm.stage_unit[ring.stage], 0);
+    const uint32_t unit = sm.stage_unit[ring.stage];
     if(unit == L::kEndOfUnits)
       break;
     hw::mbarrier_wait(&sm.barrier.scales[slot], parity, c.dog, L::kWaitScales);
-    const uint32_t groups = groups_of<L>(hw::shuffle(sm.tokens[unit / L::kUnits], 0));
+    const uint32_t groups = groups_of<L>(sm.tokens[unit / L::kUnits]);
     float sum[L::kGroups][4];
     MF_UNROLL
     for(int g = 0; g < L::kGroups; ++g)
       sum[g][0] = sum[g][1] = sum[g][2] = sum[g][3] = 0.0f;
-    int k = (c.p.rotate_k ? (int)(unit % L::kUnitStages) : 0) + warpgroup;
+    int k = (rotate_k ? (int)(unit % L::kUnitStages) : 0) + warpgroup;
     k = k >= L::kUnitStages ? k - L::kUnitStages : k;
     MF_LOOP
-    for(int chunk = 0; chunk < L::kUnitStages / 2; ++chunk) {
-      if(chunk > 0)
-        hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitUpStage);
-      if(L::kKBlocks % (2 * L::kStageKBlocks) != 0 && k * L::kStageKBlocks >= L::kKBlocks) { // behind the end of k: nothing was copied
-        hw::sync_warp(); // no lane may still be waiting for the phase when lane 0 lets the producer set off the next one
-        if(c.lane == 0)
-          hw::mbarrier_arrive(&sm.barrier.empty[ring.stage]);
-      } else {
-        up_stage(c, ring.stage, k, groups, w4, &sm.up_scale[slot][0][w4], sum);
+    for(int chunk = 0; chunk < kStages; chunk += kTogether) {
+      UpRows<L> rows[kTogether];
+      MF_UNROLL
+      for(int i = 0; i < kTogether; ++i) {
+        if(chunk + i > 0)
+          hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitUpStage);
+        rows[i].take(c, places, ring.stage, k, w4, &sm.up_scale[slot][0][w4]);
+        ring.advance();
+        k += 2;
+        k = k >= L::kUnitStages ? k - L::kUnitStages : k;
       }
-      ring.advance();
-      k += 2;
-      k = k >= L::kUnitStages ? k - L::kUnitStages : k;
+      MF_UNROLL
+      for(int g = 0; g < L::kGroups; ++g) {
+        if(!(groups >> g & 1))
+          continue;
+        MF_UNROLL
+        for(int i = 0; i < kTogether; ++i)
+          rows[i].multiply(places, g, sum[g]);
+      }
     }
     hw::sync_warp();
     if(c.lane == 0)

@@ -11,7 +11,8 @@
 //   watchdog.cuh  how a spin wait gives up
 //   mbarrier.cuh  barriers in shared memory, with transaction counts
 //   copy.cuh      tensor copies, cp.async, L2 policies
-//   wgmma.cuh     e4m3 warpgroup products
+//   wgmma.cuh     e4m3 products of a warpgroup, out of shared memory
+//   mma.cuh       e4m3 products of a warp, through registers
 //   trace.cuh     stamps of the clock, in traced builds only (the same file on both sides)
 //   convert.cuh   bf16 and e4m3 conversions, fast and exactly rounded arithmetic
 //
@@ -43,6 +44,7 @@ using F32x4 = ::float4;
 #include "hw/mbarrier.cuh"
 #include "hw/copy.cuh"
 #include "hw/wgmma.cuh"
+#include "hw/mma.cuh"
 #include "hw/convert.cuh"
 
 #endif

@@ -101,4 +101,11 @@ MF_DEVICE uint32_t sm_index()
   return sm;
 }
 
+// setmaxnreg.inc / setmaxnreg.dec: the warp's registers per thread from here on, a multiple of 8. All four warps of an aligned group of four do the same, each when it
+// gets there; `more` waits until others have given back enough.
+template <int kRegisters>
+MF_DEVICE void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters)); }
+template <int kRegisters>
+MF_DEVICE void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters)); }
+
 } // namespace hw

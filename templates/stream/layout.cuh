@@ -75,6 +75,7 @@ struct Layout {
   // --- Warps. Helpers are numbered apart: the first kReduceBuffers finalise units, the rest load h. ---
   static constexpr int kReduceBuffers = Schedule::kReduceBuffers;
   static constexpr int kHLoaders = Schedule::kHLoaders;
+  static constexpr int kProgressSleepNs = 20; // of a loader between two looks
   static constexpr bool kBatches = Schedule::kHandOff == 1;    // h may come in batches, and consumers may load it: handoff_batches.cuh
   static constexpr int kHWorkers = kHLoaders + (kBatches ? 8 : 0); // warps that load h at most
   static constexpr int kHelpers = kReduceBuffers + kHLoaders;
