@@ -21,6 +21,7 @@ struct knob {
   int values[KNOB_MAX_VALUES]; /* ascending */
   bool added;                /* schedules that were stored before there was the knob have values[0]; only the last knobs can be such. Names do not show
                               * that value if the knob is not varied */
+  bool together;             /* not primary, but default effort varies it with each kernel that the primary knobs make */
 };
 
 /* A rule's name and meaning, for plan, docs and the store. */

@@ -25,7 +25,7 @@ static const struct knob knobs[STREAM_KNOBS] = {
     [KNOB_FIRST_DOWN] = {"first_down_flight", "fd", "the same for the first down stages", false, true, 4, {2, 3, 4, 6}},
     [KNOB_STATIC] = {"static_rounds", "st", "rounds of units dealt without tickets (1000: all)", false, true, 3, {0, 8, ALL_STATIC}},
     [KNOB_ROTATE] = {"rotate_k", "rk", "1: successive units start at successive k chunks", false, false, 2, {0, 1}},
-    [KNOB_HAND_OFF] = {"hand_off", "ho", "1: with many rows of h per expert warps take four together, and consumers help once w2 is in the ring", true, false, 2, {0, 1}, true},
+    [KNOB_HAND_OFF] = {"hand_off", "ho", "1: with many rows of h per expert warps take four together, and consumers help once w2 is in the ring", true, false, 2, {0, 1}, true, true},
     [KNOB_PDL] = {"pdl", "pd", "1: may begin before the kernel ahead of it has ended (programmatic dependent launch)", true, false, 0, {0, 1}, true},
 };
 

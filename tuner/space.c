@@ -119,16 +119,16 @@ static enum mf_status product(struct walk *w, const struct schedule *base, const
   }
 }
 
-/* Each knob for which 'select' is true alone, the others as in 'base'; one of the kernel itself with all values of 'together', which may be NULL. */
-static enum mf_status one_at_a_time(struct walk *w, const struct schedule *base, const bool *select, const bool *together)
+/* Each knob for which 'select' is true alone, the others as in 'base'; where the knob says so with all values of 'kernels'. */
+static enum mf_status one_at_a_time(struct walk *w, const struct schedule *base, const bool *select, const bool *kernels)
 {
   for(int k = 0; k < base->family->nknobs; k++) {
     bool only[MAX_KNOBS] = {false};
     enum mf_status rc;
     if(!select[k])
       continue;
-    if(together != NULL && base->family->knobs[k].compile_time)
-      memcpy(only, together, sizeof(only));
+    if(base->family->knobs[k].together)
+      memcpy(only, kernels, sizeof(only));
     only[k] = true;
     rc = product(w, base, only);
     if(rc != MF_OK)
@@ -152,7 +152,7 @@ static enum mf_status walk_from_default(struct walk *w, const struct schedule *b
     all[k] = true;
   }
   switch(effort) {
-    case EFFORT_QUICK: return one_at_a_time(w, base, arguments, NULL);
+    case EFFORT_QUICK: return one_at_a_time(w, base, arguments, kernels);
     case EFFORT_DEFAULT:
       rc = product(w, base, primary);
       return rc != MF_OK ? rc : one_at_a_time(w, base, secondary, kernels);

@@ -2,8 +2,8 @@
  *
  * The space is the product of the knobs' values of each family that serves the problem. Effort picks a subset:
  *   EFFORT_QUICK       the defaults, and the primary knobs that need no other kernel varied one at a time
- *   EFFORT_DEFAULT     the product over the primary knobs; every other knob varied one at a time around the default, and one that needs another
- *                      kernel together with the primary ones that do
+ *   EFFORT_DEFAULT     the product over the primary knobs; every other knob varied one at a time around the default, and one that is marked so
+ *                      together with the primary ones that need another kernel
  *   EFFORT_EXHAUSTIVE  the whole product
  * The order is deterministic, defaults first. Rejected combinations go to the caller's function with the rule that rejected them. */
 #ifndef MOEFORGE_TUNER_SPACE_H
