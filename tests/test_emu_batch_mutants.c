@@ -17,9 +17,7 @@ static const struct mutant {
   int kinds[MAX_KINDS]; /* what may be found; 0 ends */
   int seeds;
 } mutants[] = {
-    {"quantised_rows_are_not_cleared", "batch/kernel.cuh", "  clear_rows(c, helper, launch);\n", "", {GATE(GATE_REPLAY), GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE)}, 2},
-    {"a_row_that_nobody_quantises", "batch/handoff.cuh", "int first = c.cta;", "int first = c.cta & ~1;", {EMU_DEADLOCK}, 1},
-    {"scale_of_another_block", "batch/handoff.cuh", "h_scale[group * L::kRanks + rank][c.lane][row] =", "h_scale[group * L::kRanks + rank][c.lane][row ^ 1] =",
+    {"scale_of_another_token", "batch/handoff.cuh", "h_scale[group * L::kRanks + rank][block][row] =", "h_scale[group * L::kRanks + rank][block][row ^ 1] =",
      {GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE), EMU_RACE, EMU_UNINITIALISED}, 2},
     {"h_is_flagged_without_release", "batch/handoff.cuh", "hw::store_shared_release(&sm.h_loaded", "hw::store_shared_relaxed(&sm.h_loaded",
      {EMU_RACE}, 2},

@@ -16,7 +16,7 @@
 #define STAGE_BYTES 8192
 #define STAGE_KBLOCKS 4
 #define REDUCE_BUFFERS 4      /* = finaliser warps */
-#define H_LOADERS 5
+#define H_LOADERS 6
 #define ROUTERS 16
 #define THREADS 640
 #define SLAB_ROWS 16          /* of w2 per CTA: four k-blocks are one product */

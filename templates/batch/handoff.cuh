@@ -1,8 +1,7 @@
-// handoff.cuh - h between the projections: finalisers publish it, one CTA quantises each row, the loaders of every CTA fetch that.
+// handoff.cuh - h between the projections: the finalisers publish it, the loaders of every CTA fetch it.
 //
-// Who runs it   helper warps: the first kReduceBuffers finalise items, the last one quantises, the others load h. The exchange through the workspace
-//               is stream's (stream/handoff.cuh), as are prepare_down and wait_for_progress: inverted words, 0 for what is not there
-//               yet, two buffers in turn. No word of a quantised row is 0: the conversion to e4m3 never makes 0xFF, and a scale is positive.
+// Who runs it   helper warps: the first kReduceBuffers finalise items, the others load h. The exchange through the workspace is stream's
+//               (stream/handoff.cuh), as are prepare_down and wait_for_progress.
 //
 // Finaliser b
 //   Reads       reduce[b][..] and reduce_unit[b], tokens[], slot_at[], with weights on the input weight[].
@@ -10,19 +9,13 @@
 //   Waits for   reduce_full[b] (the consumers). A buffer always belongs to the same warp: phases must be seen in turn.
 //   Visible by  reduce_empty[b] for the buffer; h carries its own flag.
 //   No deadlock the consumers end with a mark in every buffer.
-// Quantiser (all CTAs)
-//   Reads       published[], tokens[], slot_at[], then h of the rows that fall to the CTA, one to four or so of the launch's (relaxed loads).
-//   Writes      the quantised rows (workspace, relaxed stores).
-//   Waits for   this CTA's own progress, then for the words of h themselves.
-//   Visible by  itself.
-//   No deadlock h is published by CTAs that all run at once (the grid is co-resident) and whose finalisers wait for no quantiser.
 // Loader j (CTAs with down rows)
-//   Reads       published[], tokens[], passes[], slot_at[], weight[], then the quantised rows (workspace, relaxed loads).
+//   Reads       published[], tokens[], passes[], slot_at[], weight[], then h (workspace, relaxed loads).
 //   Writes      the h sets, h_scale for the items j, j + kHLoaders, ... (item = slot * groups + group); h_loaded[..][j].
-//   Waits for   this CTA's own progress, then for the words of the rows themselves. With kOverlay: first all items' low ranks, then x_free,
+//   Waits for   this CTA's own progress, then for the words of h themselves. With kOverlay: first all items' low ranks, then x_free,
 //               then all items' high ranks, which lie where x was.
-//   Visible by  sync_warp, release store to h_loaded[half][j].
-//   No deadlock neither the finalisers nor the quantisers of any CTA wait for a loader.
+//   Visible by  sync_warp, release store to h_loaded[half][j]. (The fence_async_proxy ahead of them is left from wgmma; the kernel was timed with it.)
+//   No deadlock h of a slot is published by CTAs that all run at once (the grid is co-resident) and whose finalisers wait for no loader.
 //               x_free comes from the end of this CTA's up phase, which waits for no loader either.
 #pragma once
 #include "batch/layout.cuh"
@@ -88,24 +81,7 @@ MF_DEVICE void finalise_items(const Context<L> &c, int b, uint32_t launch)
     hw::store_shared_relaxed(&sm.published[b], L::kAllPublished);
 }
 
-// Where the quantised row of (token, rank) is in the workspace.
-template <class L>
-MF_DEVICE char *quantised_row(const Context<L> &c, uint32_t launch, int token, int rank)
-{
-  return c.workspace(MF_BATCH_WS_ROWS(L::kGroups, L::kRanks, L::kIntermediate)) + (size_t)(launch & 1) * L::kRowsBytes + (token * L::kRanks + rank) * L::kRowPitch;
-}
-
-// Behind kBarrierListed: no quantised row is there for the next launch yet.
-template <class L>
-MF_DEVICE void clear_rows(const Context<L> &c, int helper, uint32_t launch)
-{
-  hw::U32x4 *rows = (hw::U32x4 *)quantised_row(c, launch ^ 1, 0, 0);
-  MF_LOOP
-  for(int i = c.cta * L::kHelperThreads + helper * 32 + c.lane; i < L::kRowsBytes / 16; i += L::kHelperThreads * L::kGridCtas)
-    rows[i] = hw::U32x4{0, 0, 0, 0};
-}
-
-// A row of h as the finalisers publish it.
+// One row of h on its way from the workspace to its h set.
 template <class L>
 struct HRow : stream::HRow<L> {
   using Base = stream::HRow<L>;
@@ -113,198 +89,96 @@ struct HRow : stream::HRow<L> {
   using Base::kChunks;
   using Base::rank;
   using Base::token;
+  bool wanted; // there is such a row, and it belongs to the half that is being loaded
 
-  MF_DEVICE HRow(const Context<L> &c, uint32_t launch, int slot, int t)
+  MF_DEVICE void choose(const Context<L> &c, const char *h, int slot, int t, bool there, int half)
   {
     token = t;
     rank = rank_at(c, t, slot);
-    const char *h = c.workspace(MF_BATCH_WS_H) + (size_t)(launch & 1) * L::kHBytes;
+    wanted = there && (!L::kOverlay || (rank >= L::kLowRanks) == (half == 1));
     this->source = (const hw::U32x4 *)(h + (size_t)(t * L::kRanks + rank) * (L::kIntermediate * 2)) + (c.lane - L::kOffset / 8);
   }
 
-  // Quantises it for all CTAs.
-  MF_DEVICE void publish(const Context<L> &c, uint32_t launch)
+  // Quantises the row and writes it as row token % 8 of its h set; the routing weight goes into the scale, if it has not multiplied the input.
+  MF_DEVICE void store(const Context<L> &c)
   {
+    const int group = token >> 3, row = token & 7;
+    const float weight = L::Shape::kWeightOnInput ? 1.0f : c.sm.weight[token][rank];
+    uint8_t *set = (uint8_t *)&c.sm + L::h_set(group, rank);
     hw::U32x2 quantised[kChunks];
     float scale[kChunks];
     MF_UNROLL
     for(int i = 0; i < kChunks; ++i)
       chunk[i] = stream::inverted(chunk[i]);
     stream::quantise_chunks<L>(chunk, quantised, scale);
-    char *row = quantised_row(c, launch, token, rank);
     MF_UNROLL
     for(int i = 0; i < kChunks; ++i) {
       const int block = i * 2 + (c.lane >> 4), piece = c.lane & 15;
       if(L::kHBlocks % 2 == 0 || block < L::kHBlocks) {
-        uint32_t *words = (uint32_t *)(row + block * 128 + piece * 8);
-        hw::store_global_relaxed(words, ~quantised[i].x);
-        hw::store_global_relaxed(words + 1, ~quantised[i].y);
+        *stream::atom_piece(set + block * 1024, row, piece) = quantised[i];
         if(piece == 0)
-          hw::store_global_relaxed((uint32_t *)(row + L::kRowScales) + block, ~hw::float_bits(scale[i]));
+          c.sm.h_scale[group * L::kRanks + rank][block][row] = scale[i] * weight;
       }
     }
   }
 };
 
-// The quantiser: rows of h that fall to this CTA, slot by slot.
+// The rows of one item and half, some at a time so that their latencies overlap.
 template <class L>
-MF_DEVICE void quantise_h(const Context<L> &c, uint32_t launch)
+MF_DEVICE void load_rows(const Context<L> &c, const char *h, int slot, int group, uint32_t rows, int half)
 {
-  const int active = (int)c.sm.active;
-  int first = c.cta; // row slot * kMaxTokens + token falls to CTA (row % kGridCtas): the slot's first token that may be this CTA's
+  constexpr int kTogether = HRow<L>::kChunks <= 2 ? 4 : HRow<L>::kChunks <= 4 ? 2 : 1; // (registers)
   MF_LOOP
-  for(int slot = 0; slot < active; ++slot) {
-    MF_LOOP
-    for(int t = first; t < L::kMaxTokens; t += L::kGridCtas) {
-      if(!(c.sm.tokens[slot] >> t & 1))
-        continue;
-      stream::wait_for_progress(c, smaller((slot + 1) * L::kUnits - 1, active * L::kUnits - L::kGridCtas));
-      HRow<L> row(c, launch, slot, t);
-      hw::Spin spin;
-      row.fetch(c);
-      while(!row.complete() && spin.again(c.dog, L::kWaitHData))
-        row.fetch(c);
-      row.publish(c, launch);
+  while(rows != 0) {
+    HRow<L> row[kTogether];
+    MF_UNROLL
+    for(int i = 0; i < kTogether; ++i) {
+      row[i].choose(c, h, slot, group * 8 + (rows != 0 ? hw::lowest_bit(rows) : 0), rows != 0, half);
+      rows &= rows - 1;
     }
-    first -= L::kMaxTokens % L::kGridCtas;
-    first += first < 0 ? L::kGridCtas : 0;
+    MF_UNROLL
+    for(int i = 0; i < kTogether; ++i) {
+      if(row[i].wanted)
+        row[i].fetch(c);
+    }
+    MF_UNROLL
+    for(int i = 0; i < kTogether; ++i) {
+      if(!row[i].wanted)
+        continue;
+      hw::Spin spin;
+      while(!row[i].complete()) {
+        if(!spin.again(c.dog, L::kWaitHData))
+          break;
+        row[i].fetch(c);
+      }
+      row[i].store(c);
+    }
   }
 }
 
-// A quantised row on its way to its h set.
-template <class L>
-struct QuantisedRow {
-  static constexpr int kPieces = (L::kHBlocks + 3) / 4; // of 16 bytes, per lane
-  int token, rank;
-  bool wanted = false; // there is such a row, and it belongs to the half that is being loaded
-  uint32_t done = 0;   // with it, so many of the loader's items are there; 0: not the last row of an item
-  hw::U32x4 piece[kPieces];
-  uint32_t scale;
-
-  MF_DEVICE void fetch(const Context<L> &c, uint32_t launch)
-  {
-    const char *row = quantised_row(c, launch, token, rank);
-    MF_UNROLL
-    for(int i = 0; i < kPieces; ++i) {
-      piece[i] = hw::U32x4{1, 1, 1, 1};
-      if(L::kHBlocks % 4 == 0 || i * 32 + c.lane < L::kHBlocks * 8)
-        piece[i] = hw::load_global_relaxed((const hw::U32x4 *)row + i * 32 + c.lane);
-    }
-    scale = 1;
-    if(c.lane < L::kHBlocks)
-      scale = hw::load_global_relaxed((const uint32_t *)(row + L::kRowScales) + c.lane);
-  }
-
-  MF_DEVICE bool complete() const
-  {
-    bool there = scale != 0;
-    MF_UNROLL
-    for(int i = 0; i < kPieces; ++i)
-      there = there && piece[i].x && piece[i].y && piece[i].z && piece[i].w;
-    return hw::all_lanes(there);
-  }
-
-  // Writes it as row token % 8 of its h set; the routing weight goes into the scale, if it has not multiplied the input.
-  MF_DEVICE void store(const Context<L> &c) const
-  {
-    const int group = token >> 3, row = token & 7;
-    uint8_t *set = (uint8_t *)&c.sm + L::h_set(group, rank) + row * 128;
-    MF_UNROLL
-    for(int i = 0; i < kPieces; ++i) {
-      const int at = i * 32 + c.lane;
-      if(L::kHBlocks % 4 == 0 || at < L::kHBlocks * 8)
-        *(hw::U32x4 *)(set + (at >> 3) * 1024 + (((at & 7) ^ row) << 4)) = stream::inverted(piece[i]);
-    }
-    if(c.lane < L::kHBlocks)
-      c.sm.h_scale[group * L::kRanks + rank][c.lane][row] = hw::bits_float(~scale) * (L::Shape::kWeightOnInput ? 1.0f : c.sm.weight[token][rank]);
-  }
-};
-
-// A loader's items one after the other, and the rows of each: those of the slot's tokens in the group.
-template <class L>
-struct LoaderItems {
-  const Context<L> &c;
-  const int half, count;
-  int item;          // the present one
-  uint32_t rows = 0; // of it, still to be fetched
-  bool new_item = false; // its units may not be published yet
-
-  MF_DEVICE LoaderItems(const Context<L> &context, int loader, int which)
-      : c(context), half(which), count((int)context.sm.active * L::kGroups), item(loader - L::kHLoaders) {}
-
-  MF_DEVICE int slot() const { return item / L::kGroups; }
-  MF_DEVICE int group() const { return item % L::kGroups; }
-  MF_DEVICE int last_unit() const { return smaller((slot() + 1) * L::kUnits - 1, (int)c.sm.active * L::kUnits - L::kGridCtas); }
-
-  // Once the present one is through, goes on to the next that has rows of this half. False behind the last.
-  MF_DEVICE bool advance()
-  {
-    const uint32_t ranks = half == 0 ? (1u << L::kLowRanks) - 1 : 255u << L::kLowRanks & 255u;
-    MF_LOOP
-    while(rows == 0) {
-      item += L::kHLoaders;
-      if(item >= count)
-        return false;
-      if(c.sm.cleared.passes[slot()] >> (8 * group()) & ranks) {
-        rows = c.sm.tokens[slot()] >> (8 * group()) & 255u;
-        new_item = true;
-      }
-    }
-    return true;
-  }
-
-  MF_DEVICE void take(QuantisedRow<L> &row)
-  {
-    row.token = group() * 8 + hw::lowest_bit(rows);
-    row.rank = rank_at(c, row.token, slot());
-    row.wanted = !L::kOverlay || (row.rank >= L::kLowRanks) == (half == 1);
-    rows &= rows - 1;
-    row.done = rows == 0 ? item / L::kHLoaders + 1 : 0;
-  }
-};
-
-// Loader `j`: rows of one or several items together, so that their latencies overlap.
+// Loader `j`, item by item.
 template <class L>
 MF_DEVICE void load_h(const Context<L> &c, int j, uint32_t launch)
 {
-  constexpr int kPieces = QuantisedRow<L>::kPieces, kTogether = kPieces == 1 ? 4 : 2; // (registers)
   auto &sm = c.sm;
+  const char *h = c.workspace(MF_BATCH_WS_H) + (size_t)(launch & 1) * L::kHBytes;
+  const int active = (int)sm.active;
   MF_LOOP
   for(int half = 0; half < (L::kOverlay ? 2 : 1); ++half) {
-    LoaderItems<L> items(c, j, half);
+    const uint32_t ranks = half == 0 ? (1u << L::kLowRanks) - 1 : 255u << L::kLowRanks & 255u;
     if(half == 1)
       hw::mbarrier_wait(&sm.barrier.x_free, 0, c.dog, L::kWaitXFree);
     MF_LOOP
-    while(items.advance()) {
-      QuantisedRow<L> row[kTogether];
-      if(items.new_item)
-        stream::wait_for_progress(c, items.last_unit());
-      items.new_item = false;
-      items.take(row[0]);
-      MF_UNROLL
-      for(int i = 1; i < kTogether; ++i) {
-        if(!items.advance() || (items.new_item && !hw::all_lanes(stream::progress(c) > items.last_unit())))
-          continue;
-        items.new_item = false;
-        items.take(row[i]);
-      }
-      MF_UNROLL
-      for(int i = 0; i < kTogether; ++i) {
-        if(row[i].wanted)
-          row[i].fetch(c, launch);
-      }
-      MF_UNROLL
-      for(int i = 0; i < kTogether; ++i) {
-        if(row[i].wanted) {
-          hw::Spin spin;
-          while(!row[i].complete() && spin.again(c.dog, L::kWaitHData))
-            row[i].fetch(c, launch);
-          row[i].store(c);
-        }
-        hw::sync_warp();
-        if(row[i].done != 0 && c.lane == 0)
-          hw::store_shared_release(&sm.h_loaded[half][j], row[i].done);
-      }
+    for(int item = j; item < active * L::kGroups; item += L::kHLoaders) {
+      const int slot = item / L::kGroups, group = item - slot * L::kGroups;
+      if(!(sm.cleared.passes[slot] >> (8 * group) & ranks))
+        continue;
+      stream::wait_for_progress(c, smaller((slot + 1) * L::kUnits - 1, active * L::kUnits - L::kGridCtas));
+      load_rows(c, h, slot, group, sm.tokens[slot] >> (8 * group) & 255u, half);
+      hw::fence_async_proxy();
+      hw::sync_warp();
+      if(c.lane == 0)
+        hw::store_shared_release(&sm.h_loaded[half][j], item / L::kHLoaders + 1);
     }
   }
 }

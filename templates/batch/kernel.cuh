@@ -7,8 +7,7 @@
 //   scheduler    |             | tickets, scale rows of every unit ... |
 //   consumers    | route, quantise x | up units ................................ | down rows ..... | y |
 //   finalisers   | quantise x | s2, clear |   publish h, item by item ............. |
-//   quantiser    | route, quantise x | s2, clear |     quantise some rows of h ............ |
-//   h loaders    | route, quantise x | s2, clear |     fetch h, slot by slot ................ |
+//   h loaders    | route, quantise x | s2, clear |     fetch h, quantise it, slot by slot ..... |
 //
 //   groups    Tokens come in groups of 8. A weight stage that is in shared memory is multiplied once per group (up) or h set (down) that the
 //             expert's tokens are in: the weights are read once, whatever the number of tokens.
@@ -120,12 +119,9 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
   hw::fewer_registers<L::kOtherRegisters>();
   const int helper = L::helper_of(c.warp);
   stream::prepare_down(c, helper, launch);
-  clear_rows(c, helper, launch);
   hw::barrier_sync(L::kBarrierFront, L::kThreads - 64);
   if(helper < L::kReduceBuffers)
     finalise_items(c, helper, launch);
-  else if(helper == L::kHelpers - 1)
-    quantise_h(c, launch);
   else if(c.cta < L::kDownCtas)
     batch::load_h(c, helper - L::kReduceBuffers, launch);
 }

@@ -80,11 +80,11 @@ struct Layout {
   static constexpr int kHighRanks = !kOverlay ? 0 : kRanks / 2 < kKBlocks / kHBlocks ? kRanks / 2 : kKBlocks / kHBlocks;
   static constexpr int kLowRanks = kRanks - kHighRanks;
 
-  // --- Warps: 0..3 finalise, 4..7 and 8..11 consume, 12 produces, 13..17 load h, 18 quantises h, 19 schedules ---
+  // --- Warps: 0..3 finalise, 4..7 and 8..11 consume, 12 produces, 13..18 load h, 19 schedules ---
   static constexpr int kReduceBuffers = 4; // one per finaliser
-  static constexpr int kHLoaders = 5;
+  static constexpr int kHLoaders = 6;
   static constexpr int kProgressSleepNs = 100; // of a loader between two looks: its issue slots are the consumers'
-  static constexpr int kHelpers = kReduceBuffers + kHLoaders + 1; // the last quantises h
+  static constexpr int kHelpers = kReduceBuffers + kHLoaders;
   static constexpr int kHelperThreads = 32 * kHelpers;
   static constexpr int kConsumerWarp = 4;
   static constexpr int kConsumerThreads = 256;
@@ -96,7 +96,7 @@ struct Layout {
   static constexpr int kRegisters = 65536 / kThreads / 8 * 8;          // of a thread at launch: what there is
   static constexpr int kConsumerRegisters = 128, kOtherRegisters = 72; // behind the front
   static constexpr int kFrontWarps = kHelpers + 8; // all but producer and scheduler: they quantise x
-  static constexpr int kRouters = 16; // all but two finalisers, producer and scheduler: each routes one or two tokens
+  static constexpr int kRouters = 16; // consumers, loaders and two finalisers: each routes one or two tokens
   static constexpr int kRouteRounds = (kMaxTokens + kRouters - 1) / kRouters;
   MF_DEVICE static int helper_of(int warp) { return warp < kConsumerWarp ? warp : warp - 9; }
   MF_DEVICE static int router_of(int warp) { return warp < kProducerWarp ? warp - 2 : warp - 3; } // negative: none
@@ -189,8 +189,6 @@ struct Layout {
 
   // --- Workspace ---
   static constexpr int kHBytes = MF_BATCH_WS_H_BYTES(kGroups, kRanks, kIntermediate); // of one parity
-  static constexpr int kRowPitch = MF_BATCH_WS_ROW_PITCH(kIntermediate), kRowScales = MF_BATCH_WS_ROW_BLOCKS(kIntermediate) * 128; // of a quantised row
-  static constexpr int kRowsBytes = MF_BATCH_WS_ROWS_BYTES(kGroups, kRanks, kIntermediate); // of one parity
   static constexpr int kWorkspaceBytes = MF_BATCH_WS_BYTES(kGroups, kRanks, kIntermediate);
 
   // --- Assumptions ---
@@ -205,7 +203,6 @@ struct Layout {
   static_assert(kHidden % 128 == 0 && kHidden >= 1024 && kHidden <= 8192, "hidden: whole k-blocks, a unit's scale rows in one cp.async per lane");
   static_assert(kIntermediate % 16 == 0 && kIntermediate >= 16, "intermediate: rows of w2 are 16-byte aligned, features come in eights");
   static_assert(kOffset % 16 == 0 && kOffset >= 0 && kOffset < 128, "intermediate_offset: eight features of a lane or unit lie in one block");
-  static_assert(kHBlocks <= MF_BATCH_WS_ROW_BLOCKS(kIntermediate) && kHBlocks <= 32, "intermediate: the workspace holds a quantised row, a lane a block's scale");
   static_assert(kDownRows <= 64, "grid_ctas: at most 64 rows each, one product tile");
   static_assert(kDownCtas <= kGridCtas && kDownCtas == Schedule::kDownCtas, "down_ctas: the host counts as the kernel does");
   static_assert(kGridCtas <= MF_STREAM_WS_MAX_GRID, "grid_ctas: the workspace holds one launch count per CTA");

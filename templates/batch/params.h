@@ -23,8 +23,6 @@
  *   4096          h[parity][token * k + rank][N] for 8 * groups tokens: as in stream/params.h
  *   WS_IDS        int32_t ids[8 * groups][k]: the experts of each token in rank order, -1 for none (nor for a zero expert)
  *   WS_WEIGHTS    float weights[8 * groups][k]: their weights, scaling included; 0 where there is no expert
- *   WS_ROWS       h[parity][token * k + rank] quantised: e4m3, WS_ROW_BLOCKS k-blocks of 128 bytes, and behind them a float of scale for each, all of it inverted as h
- *                 is; padded to 16 bytes
  * Here and above k counts the shared experts as well; they have the numbers behind those of the zero experts.
  * The rank order: by rising expert index, shared ones last; under expert parallelism, experts of other ranks come behind this rank's. Rows of tokens that the
  * launch did not have are left alone. */
@@ -32,11 +30,7 @@
 #define MF_BATCH_WS_H_BYTES(groups, topk, intermediate) (8 * (groups) * (topk) * (intermediate) * 2) /* of one parity */
 #define MF_BATCH_WS_IDS(groups, topk, intermediate) (MF_BATCH_WS_H + 2 * MF_BATCH_WS_H_BYTES(groups, topk, intermediate))
 #define MF_BATCH_WS_WEIGHTS(groups, topk, intermediate) (MF_BATCH_WS_IDS(groups, topk, intermediate) + 8 * (groups) * (topk) * 4)
-#define MF_BATCH_WS_ROWS(groups, topk, intermediate) (MF_BATCH_WS_WEIGHTS(groups, topk, intermediate) + 8 * (groups) * (topk) * 4)
-#define MF_BATCH_WS_ROW_BLOCKS(intermediate) (((intermediate) + 112 + 127) / 128) /* wherever the first feature lies in its block */
-#define MF_BATCH_WS_ROW_PITCH(intermediate) (MF_BATCH_WS_ROW_BLOCKS(intermediate) * 128 + (MF_BATCH_WS_ROW_BLOCKS(intermediate) + 3) / 4 * 16)
-#define MF_BATCH_WS_ROWS_BYTES(groups, topk, intermediate) (8 * (groups) * (topk) * MF_BATCH_WS_ROW_PITCH(intermediate)) /* of one parity */
-#define MF_BATCH_WS_BYTES(groups, topk, intermediate) (MF_BATCH_WS_ROWS(groups, topk, intermediate) + 2 * MF_BATCH_WS_ROWS_BYTES(groups, topk, intermediate))
+#define MF_BATCH_WS_BYTES(groups, topk, intermediate) (MF_BATCH_WS_WEIGHTS(groups, topk, intermediate) + 8 * (groups) * (topk) * 4)
 
 /* The symbol `mf_meta` of every cubin of this family. */
 struct mf_batch_meta {

@@ -170,25 +170,21 @@ MF_DEVICE void finalise_units(const Context<L> &c, int b, uint32_t launch)
   trace_value(c, MF_HELPER_WAIT, wait.total());
 }
 
-// The last unit that this CTA has published some of, plus 1.
-template <class L>
-MF_DEVICE int progress(const Context<L> &c)
-{
-  int most = 0;
-  MF_UNROLL
-  for(int b = 0; b < L::kReduceBuffers; ++b)
-    most = larger(most, (int)hw::load_shared_relaxed(&c.sm.published[b]));
-  return most;
-}
-
 // Waits until this CTA has published a unit beyond `unit` (or all of its own). All CTAs advance through the units together,
 // so what they publish next to it is nearly complete then, and polling L2 earlier would only slow the stream.
 template <class L>
 MF_DEVICE void wait_for_progress(const Context<L> &c, int unit)
 {
   hw::Spin spin;
-  while(progress(c) <= unit && spin.again(c.dog, L::kWaitProgress))
+  for(;;) {
+    int most = 0;
+    MF_UNROLL
+    for(int b = 0; b < L::kReduceBuffers; ++b)
+      most = larger(most, (int)hw::load_shared_relaxed(&c.sm.published[b]));
+    if(most > unit || !spin.again(c.dog, L::kWaitProgress))
+      break;
     hw::sleep_ns(L::kProgressSleepNs);
+  }
 }
 
 // One row of h on its way from the workspace to the B operand.
