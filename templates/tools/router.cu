@@ -39,11 +39,12 @@ MF_DEVICE float multiply(const mf_router_params &prm)
 MF_DEVICE float add_up(float sum)
 {
   float *partial = (float *)hw::dynamic_shared();
+  const int warp = hw::warp_index(); // an operation of the whole warp: not in the condition below
   MF_UNROLL
   for(int o = 16; o >= 1; o >>= 1)
     sum += hw::shuffle_xor(sum, o);
   if(hw::lane_index() == 0)
-    partial[hw::warp_index()] = sum;
+    partial[warp] = sum;
   hw::sync_cta();
   sum = 0.0f;
   MF_UNROLL
