@@ -156,8 +156,9 @@ everything: all check check-sanitized check-threads lint
 check-sanitized:
 	@$(MAKE) SANITIZE=1 BUILD=$(BUILD)-asan check
 
-# A suite prints its result, all that it said if it failed, and its seconds. The longest ones start first.
-LONGEST := $(filter $(KERNEL_TESTS:%=run-%) run-test_tune% run-test_fuzz run-test_trace run-test_cli%,$(TESTS:$(BUILD)/tests/%=run-%))
+# A suite prints its result, all that it said if it failed, and its seconds. The longest ones start first. Each has GPU locks of its own: its scripted GPU is
+# no other suite's, and would be waited for.
+LONGEST := $(filter $(KERNEL_TESTS:%=run-%) run-test_tune% run-test_behind run-test_fuzz run-test_trace run-test_cli%,$(TESTS:$(BUILD)/tests/%=run-%))
 RUN := $(LONGEST) $(filter-out $(LONGEST),$(TESTS:$(BUILD)/tests/%=run-%))
 # Programs that need a GPU (tests/gpu/campaign.sh runs them) are compiled here, and their parts that a scripted GPU can play are run by suites.
 GPU_TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/gpu/*.c))
@@ -166,8 +167,8 @@ check: all $(BUILD)/tests/libfakecuda.so $(BUILD)/tests/libfakegpu.so $(TESTS) $
 	@echo "$(BUILD): all $(words $(TESTS)) suites passed"
 .PHONY: $(RUN)
 $(RUN): run-%:
-	@start=$$(date +%s); log=$(BUILD)/tests/$*.log; shown='tail -n 1'; verdict=; code=0; \
-	  $(CHECK_ENV) $(BUILD)/tests/$* >$$log 2>&1 || { code=$$?; shown=cat; verdict=", FAILED with exit code $$code"; }; \
+	@start=$$(date +%s); log=$(BUILD)/tests/$*.log; locks=$(abspath $(BUILD))/tests/$*.locks; shown='tail -n 1'; verdict=; code=0; mkdir -p $$locks; \
+	  MOEFORGE_LOCK_DIR=$$locks $(CHECK_ENV) $(BUILD)/tests/$* >$$log 2>&1 || { code=$$?; shown=cat; verdict=", FAILED with exit code $$code"; }; \
 	  printf '== %s, %d s%s\n%s\n' $(BUILD)/tests/$* $$(($$(date +%s) - start)) "$$verdict" "$$($$shown $$log)"; exit $$code
 # Limits of single tests: generous, since a machine may be busy with other things.
 CHECK_ENV := CK_DEFAULT_TIMEOUT=60 CK_TIMEOUT_MULTIPLIER=$(if $(SANITIZE),4 ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1,2)
