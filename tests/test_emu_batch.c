@@ -28,7 +28,7 @@ static const struct batch_row rows[] = {
     {.name = "a rank of two experts that hardly anybody chooses", .sms = 17, .hidden = 1024, .intermediate = 64, .experts = 128, .top_k = 2, .groups = 1, .kept = 1,
      .begin = 126, .count = 2, .token_groups = 2, .seeds = 1, .cases = {{9, CONCENTRATED, 1}, {16, UNIFORM, 2}, {10, CONCENTRATED, 3}}},
     {.name = "given, two gated shared experts", .sms = 16, .hidden = 1024, .intermediate = 64, .experts = 16, .top_k = 4, .score = MF_SCORE_GIVEN, .f32 = 1,
-     .groups = 1, .kept = 1, .count = 16, .shared = 2 + MF_SHARED_GATED, .token_groups = 4, .overlay = 1, .seeds = 1, .cases = {{32, UNIFORM, 1}, {26, MISSING, 2}}},
+     .groups = 1, .kept = 1, .count = 16, .shared = 2 + MF_SHARED_GATED, .token_groups = 4, .overlay = 1, .seeds = 1, .cases = {{26, MISSING, 2}, {32, UNIFORM, 1}}},
     {.name = "given, another rank's experts, zero experts", .sms = 16, .hidden = 1024, .intermediate = 48, .experts = 300, .top_k = 8,
      .score = MF_SCORE_GIVEN, .groups = 1, .kept = 1, .begin = 290, .count = 10, .zero = 20, .token_groups = 2, .seeds = 1, .cases = {{16, ZIPF, 1}, {9, MISSING, 2}, {13, TIES, 3}}},
     {.name = "weights on the input, limit, alpha, a shared expert", .sms = 17, .hidden = 1024, .intermediate = 80, .offset = 80, .experts = 16, .top_k = 3, .score = MF_SCORE_SIGMOID, .groups = 1,
@@ -36,7 +36,7 @@ static const struct batch_row rows[] = {
     {.name = "gated shared expert, eight ranks", .sms = 16, .hidden = 1024, .intermediate = 64, .experts = 32, .top_k = 7, .shared = 1 + MF_SHARED_GATED, .token_groups = 3,
      .overlay = 1, .seeds = 1, .cases = {{19, ZIPF, 1}}},
     {.name = "two shared experts, another rank's routed ones", .sms = 17, .hidden = 1024, .intermediate = 32, .experts = 64, .top_k = 4, .score = MF_SCORE_SIGMOID,
-     .bias = 1, .groups = 1, .kept = 1, .begin = 32, .count = 32, .shared = 2, .token_groups = 2, .seeds = 1, .cases = {{16, UNIFORM, 1}, {10, TIES, 2}}},
+     .bias = 1, .groups = 1, .kept = 1, .begin = 32, .count = 32, .shared = 2, .token_groups = 2, .seeds = 1, .cases = {{10, TIES, 2}, {16, UNIFORM, 1}}},
     {.name = "limit, SiLU", .sms = 16, .hidden = 1024, .intermediate = 32, .experts = 16, .top_k = 2, .limit = 1.0f, .token_groups = 2, .seeds = 1,
      .cases = {{16, ZIPF, 1}}},
 };
@@ -47,11 +47,12 @@ START_TEST(launches_are_right)
   const struct batch_row *row = &rows[_i];
   const char *times = getenv("MOEFORGE_EMU_BATCH");
   const int seeds = row->seeds * (times != NULL && atoi(times) > 0 ? atoi(times) : 1);
+  const int cases = times == NULL && _i > 1 ? 1 : batch_ncases(row); /* by default the later rows are there for their kernels: one case, replayed */
   struct emu_subject s;
   batch_open(&s, row, "templates");
   for(int seed = 1; seed <= seeds; seed++) {
     struct emu_outcome o;
-    emu_run(&s, 1.0f, row->cases, batch_ncases(row), REPLAYS, (uint64_t)(100 * _i + seed), &o);
+    emu_run(&s, 1.0f, row->cases, cases, REPLAYS, (uint64_t)(100 * _i + seed), &o);
     ck_assert_msg(o.passed, "%s, seed %d: %s", row->name, seed, o.text);
   }
   emu_close(&s);
