@@ -2,7 +2,7 @@
  * after the other on one workspace, judged by the staged gates (tuner/check.c): routing exactly, h to the last bits against the reference, y given the
  * kernel's own h likewise. Rows cover each number of token groups, h over x and beside it, rings that come round soon, every kind of remainder that N, K
  * and the rows of w2 can have, and the router's policies. Races, missing fences and deadlocks are findings of the emulator.
- * MOEFORGE_EMU_BATCH=N in the environment runs N times as many seeds and says when a row is through. */
+ * MOEFORGE_EMU_BATCH=N in the environment runs N times as many seeds, all cases of every row, and says when a row is through. */
 #include "emu_batch_fixture.h"
 
 #define REPLAYS 2
