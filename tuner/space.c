@@ -127,7 +127,7 @@ static enum mf_status one_at_a_time(struct walk *w, const struct schedule *base,
     enum mf_status rc;
     if(!select[k])
       continue;
-    if(base->family->knobs[k].together)
+    if(base->family->knobs[k].together && !w->dev->emulated) /* what wins together is a matter of time, which an emulated device has not */
       memcpy(only, kernels, sizeof(only));
     only[k] = true;
     rc = product(w, base, only);
