@@ -42,9 +42,9 @@ TEST_SRC    := $(wildcard tests/test_*.c)
 RUNTIME_OBJ := $(RUNTIME_SRC:%.c=$(BUILD)/%.o)
 EMU_OBJ     := $(EMU_SRC:%.c=$(BUILD)/%.o)
 TUNER_OBJ   := $(TUNER_SRC:%.c=$(BUILD)/%.o)
-# These execute kernels on the emulated device, or compile them, for minutes. They are not run a second time with sanitizers: what they run of our own code is in
+# These execute kernels on the emulated device, or have the tool compile them, for minutes. They are not run a second time with sanitizers: what they run of our own code is in
 # other suites, too.
-KERNEL_TESTS := test_behind test_emu_batch test_emu_batch_mutants test_emu_given test_emu_matrix test_emu_mutants test_emu_routing test_emu_shapes test_family_batch test_family_stream test_tune test_tune_batch
+KERNEL_TESTS := test_behind test_cli_gpu test_emu_batch test_emu_batch_mutants test_emu_given test_emu_matrix test_emu_mutants test_emu_routing test_emu_shapes test_family_batch test_family_stream test_floor test_tune test_tune_batch
 TESTS       := $(filter-out $(if $(SANITIZE),$(KERNEL_TESTS:%=$(BUILD)/tests/%)),$(TEST_SRC:tests/%.c=$(BUILD)/tests/%))
 # Kernels that are compiled for the emulated device call back into the program: the whole emulator is linked, and what exports.txt lists is exported.
 EMU_LINK    := -Wl,--whole-archive $(BUILD)/libemu.a -Wl,--no-whole-archive -Wl,--dynamic-list=emu/exports.txt
