@@ -120,26 +120,13 @@ static struct schedule with_knob(const struct behind_kernel *k, int pdl)
   return sched;
 }
 
-static enum mf_status on_compiled(void *context, size_t index, enum mf_status status, const struct error *why, struct error *err)
-{
-  (void)context;
-  (void)index;
-  return status == MF_OK ? MF_OK : error_set(err, status, "%s", why->text);
-}
-
-static bool not_interrupted(void *context)
-{
-  (void)context;
-  return !interrupt_requested();
-}
-
 /* Both versions of every schedule, from the present templates: what the store has may be older. */
 static enum mf_status compile_all(struct behind *b, struct error *err)
 {
   const struct options *opt = b->t->opt;
   const struct device_info *dev = &b->t->target.dev;
-  const struct compile_pool pool = {.program = opt->program, .jobs = opt->jobs, .arch = compile_arch(dev->cc_major, dev->cc_minor), .done = on_compiled,
-                                    .keep_going = not_interrupted};
+  const struct compile_pool pool = {.program = opt->program, .jobs = opt->jobs, .arch = compile_arch(dev->cc_major, dev->cc_minor), .done = compile_pool_need_all,
+                                    .keep_going = compile_pool_not_interrupted};
   struct compile_job jobs[2 * BENCH_MAX_KERNELS];
   size_t count = 0;
   enum mf_status rc = MF_OK;

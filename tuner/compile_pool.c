@@ -250,6 +250,19 @@ enum mf_status compile_pool_run(const struct compile_pool *opt, const struct com
   return rc;
 }
 
+enum mf_status compile_pool_need_all(void *context, size_t index, enum mf_status status, const struct error *why, struct error *err)
+{
+  (void)context;
+  (void)index;
+  return status == MF_OK ? MF_OK : error_set(err, status, "%s", why->text);
+}
+
+bool compile_pool_not_interrupted(void *context)
+{
+  (void)context;
+  return !interrupt_requested();
+}
+
 /* The answer to the one request that is on its way; an interrupt ends the wait. */
 static enum mf_status wait_answer(struct worker *worker, struct frame *answer, struct error *err)
 {

@@ -33,6 +33,11 @@ struct compile_pool {
  * started), MF_ERR_NOMEM or what done() returned: jobs that were not reported are not done. */
 enum mf_status compile_pool_run(const struct compile_pool *pool, const struct compile_job *jobs, size_t count, struct error *err);
 
+/* A done() whose caller needs every job: the first that failed ends the run with its error. 'context' is not used. */
+enum mf_status compile_pool_need_all(void *context, size_t index, enum mf_status status, const struct error *why, struct error *err);
+/* A keep_going() that ends the run when the user interrupts. 'context' is not used. */
+bool compile_pool_not_interrupted(void *context);
+
 /* NVRTC's version and path (may be NULL) as the children see them. MF_ERR_TOOLKIT says what to install. */
 enum mf_status compile_pool_toolkit(const char *program, int *version, char *path, size_t space, struct error *err);
 

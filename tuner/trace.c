@@ -174,25 +174,12 @@ static enum mf_status emit_traced(struct tracing *tr, struct error *err)
   return MF_OK;
 }
 
-static enum mf_status on_compiled(void *context, size_t index, enum mf_status status, const struct error *why, struct error *err)
-{
-  (void)context;
-  (void)index;
-  return status == MF_OK ? MF_OK : error_set(err, status, "%s", why->text);
-}
-
-static bool not_interrupted(void *context)
-{
-  (void)context;
-  return !interrupt_requested();
-}
-
 static enum mf_status compile_traced(struct tracing *tr, struct error *err)
 {
   const struct options *opt = tr->t.opt;
   const struct device_info *dev = &tr->t.target.dev;
-  const struct compile_pool pool = {.program = opt->program, .jobs = 1, .arch = compile_arch(dev->cc_major, dev->cc_minor), .done = on_compiled,
-                                    .keep_going = not_interrupted};
+  const struct compile_pool pool = {.program = opt->program, .jobs = 1, .arch = compile_arch(dev->cc_major, dev->cc_minor), .done = compile_pool_need_all,
+                                    .keep_going = compile_pool_not_interrupted};
   struct closure closure;
   struct verdict why = {0};
   enum mf_status rc = closure_collect(opt->template_dir, tr->art.source, &closure, err);

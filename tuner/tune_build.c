@@ -140,16 +140,10 @@ static enum mf_status on_compiled(void *context, size_t index, enum mf_status st
   return store_put_artifact(step->t->store, art, step->t->nvrtc_version, &art->id, err);
 }
 
-static bool not_interrupted(void *context)
-{
-  (void)context;
-  return !interrupt_requested();
-}
-
 static enum mf_status compile_rest(struct build_step *step, struct error *err)
 {
   const struct compile_pool pool = {.program = step->t->opt->program, .jobs = step->t->opt->jobs, .arch = step->arch, .build = step->t->opt->build,
-                                    .context = step, .done = on_compiled, .keep_going = not_interrupted};
+                                    .context = step, .done = on_compiled, .keep_going = compile_pool_not_interrupted};
   struct compile_job *jobs = calloc(step->ntodo, sizeof(*jobs));
   enum mf_status rc;
   if(jobs == NULL)
