@@ -56,6 +56,7 @@ struct clock {
   uint64_t id;                 /* the contents': what differs, or has differed, has another */
   uint64_t joined;             /* id of the last one that was joined to this one, 0: none */
   uint32_t users;
+  uint32_t low, high;          /* of one that a cell has: ticks outside [low, high) are 0 */
   struct clock *next;          /* of those that nobody uses */
   struct clock *made;          /* the one that was made before */
   uint32_t ticks[];            /* [cta->max_agents], 0 beyond cta->agents */

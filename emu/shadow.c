@@ -30,7 +30,7 @@ static uint16_t clock_take(struct cta *cta)
   uint16_t index = (uint16_t)cta->free_clock;
   if(index != 0) {
     cta->free_clock = cta->clocks[index]->ticks[0];
-    clock_reset(cta->clocks[index], cta);
+    cta->clocks[index]->ticks[0] = 0;
     return index;
   }
   if(cta->nclocks == cta->max_clocks) {
@@ -50,10 +50,31 @@ static uint16_t clock_take(struct cta *cta)
 
 static void clock_give(struct cta *cta, uint16_t index)
 {
-  if(index == 0)
+  struct clock *clock = cta->clocks != NULL ? cta->clocks[index] : NULL;
+  if(clock == NULL)
     return;
-  cta->clocks[index]->ticks[0] = cta->free_clock;
+  for(uint32_t i = clock->low; i < clock->high; i++)
+    clock->ticks[i] = 0;
+  clock->low = clock->high = 0;
+  clock->joined = 0;
+  clock->ticks[0] = cta->free_clock;
   cta->free_clock = index;
+}
+
+/* Among the readers that a clock names: few of all agents, so that it is looked at only from the first to the last of them. */
+static void set_reader(struct clock *readers, uint32_t agent, uint32_t tick)
+{
+  const bool first = readers->low == readers->high;
+  readers->ticks[agent] = tick;
+  readers->low = first || agent < readers->low ? agent : readers->low;
+  readers->high = first || agent >= readers->high ? agent + 1 : readers->high;
+}
+
+static void copy_readers(struct clock *to, const struct clock *from)
+{
+  to->low = from->low;
+  to->high = from->high;
+  memcpy(&to->ticks[from->low], &from->ticks[from->low], (from->high - from->low) * sizeof(to->ticks[0]));
 }
 
 /* Cells of a word's four bytes, made from the word's. */
@@ -74,7 +95,7 @@ static struct cell *split(struct cta *cta, uint32_t word)
       part->release = 0;
       if(whole->readers != 0) {
         part->readers = clock_take(cta);
-        memcpy(cta->clocks[part->readers]->ticks, cta->clocks[whole->readers]->ticks, cta->agents * sizeof(uint32_t));
+        copy_readers(cta->clocks[part->readers], cta->clocks[whole->readers]);
       }
     }
     whole->parts = cta->nparts;
@@ -107,7 +128,7 @@ static bool covered(const struct thread *t, uint32_t agent, uint32_t tick)
 
 static uint32_t unseen_reader(const struct thread *t, const struct clock *readers)
 {
-  for(uint32_t i = 0; i < t->cta->agents; i++)
+  for(uint32_t i = readers->low; i < readers->high; i++)
     if(readers->ticks[i] > t->seen->ticks[i] && !covered(t, i, readers->ticks[i]))
       return i;
   return UINT32_MAX;
@@ -118,14 +139,14 @@ static void note_read(struct thread *t, struct cell *cell, const void *pc)
   struct cta *cta = t->cta;
   const uint32_t agent = cta->reads + (uint32_t)t->self.thread, tick = t->read_tick;
   if(cell->readers != 0) {
-    cta->clocks[cell->readers]->ticks[agent] = tick;
+    set_reader(cta->clocks[cell->readers], agent, tick);
   } else if(cell->read_tick == 0 || cell->read_agent == agent || covered(t, cell->read_agent, cell->read_tick)) {
     cell->read_tick = tick;
     cell->read_agent = (uint16_t)agent;
   } else {
     cell->readers = clock_take(cta);
-    cta->clocks[cell->readers]->ticks[cell->read_agent] = cell->read_tick;
-    cta->clocks[cell->readers]->ticks[agent] = tick;
+    set_reader(cta->clocks[cell->readers], cell->read_agent, cell->read_tick);
+    set_reader(cta->clocks[cell->readers], agent, tick);
   }
   cell->read_pc = emu_pc(pc);
 }
@@ -237,6 +258,7 @@ struct clock *shadow_release_clock(struct cta *cta, uint32_t offset, bool make)
   struct cell *cell = &cta->cells[offset / CELL_BYTES];
   if(cell->release == 0 && make) {
     const uint16_t index = clock_take(cta);
+    cta->clocks[index]->high = cta->max_agents; /* anybody's ticks */
     cell->release = index;
   }
   return cell->release != 0 ? cta->clocks[cell->release] : NULL;
