@@ -56,7 +56,6 @@ struct clock {
   uint64_t id;                 /* the contents': what differs, or has differed, has another */
   uint64_t joined;             /* id of the last one that was joined to this one, 0: none */
   uint32_t users;
-  uint32_t low, high;          /* of one that a cell has: ticks outside [low, high) are 0 */
   struct clock *next;          /* of those that nobody uses */
   struct clock *made;          /* the one that was made before */
   uint32_t ticks[];            /* [cta->max_agents], 0 beyond cta->agents */
@@ -134,12 +133,18 @@ struct mbarrier {
   struct thread *waiters;
 };
 
+/* Reads of a cell by several threads: the ticks of threads low .. low + count - 1. */
+struct readers {
+  uint32_t low, count, room;
+  uint32_t *ticks;             /* [room] */
+};
+
 /* One word (or, for words that were accessed in part, one byte) of shared memory. Ticks of 0: none. */
 struct cell {
   uint32_t write_tick, write_pc;
   uint32_t read_tick, read_pc;
   uint16_t write_agent, read_agent;
-  uint16_t readers;            /* index of a clock of reads by several agents, 0: none */
+  uint16_t readers;            /* index of the reads by several threads, 0: none */
   uint16_t release;            /* index of the clock that the last release store left, 0: none */
   uint32_t parts;              /* index of the word's four byte cells, 0: not split */
   uint8_t written;             /* somebody has */
@@ -233,9 +238,12 @@ struct cta {
   struct line *lines;          /* [shared_bytes / LINE_BYTES] */
   struct clock *made, *unused; /* all clocks, and those that nobody uses */
   struct clock *started;       /* of the kernels ahead of the launch: that they have ended */
-  struct clock **clocks;       /* what cells index; [0] unused */
+  struct clock **clocks;       /* releases, which cells index; [0] unused */
   uint32_t nclocks, max_clocks;
   uint32_t free_clock;         /* chain through entry 0 of free ones */
+  struct readers *readers;     /* which cells index; [0] unused */
+  uint32_t nreaders, max_readers;
+  uint32_t free_readers;       /* chain through 'low' of free ones */
   uint32_t generic;            /* ordinary accesses so far that touched lines */
   uint32_t copies_pending;
 };
@@ -334,6 +342,7 @@ static inline uint32_t clock_seen(const struct thread *t, uint32_t agent)
 }
 
 /* ---- shadow.c ---- */
+void free_readers(struct cta *cta);
 enum { ACCESS_WRITE = 1, ACCESS_ATOMIC = 2, ACCESS_UPDATE = 4 /* read-modify-write */ };
 /* Checks and notes an access of the running thread (agent and tick are its own, or those of its cp.async) to shared memory [offset, offset + bytes). */
 void shadow_shared(struct thread *t, uint32_t agent, uint32_t tick, uint32_t offset, uint32_t bytes, int flags, const void *pc);

@@ -388,6 +388,7 @@ static void free_cta(struct cta *cta)
 {
   const size_t shared = m->shared_stride;
   free_clocks(cta);
+  free_readers(cta);
   for(uint32_t i = 0; i < cta->nmbarriers; i++)
     free(cta->mbarriers[i]);
   for(int i = 0; cta->threads != NULL && i < cta->nthreads; i++)

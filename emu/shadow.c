@@ -1,7 +1,7 @@
 /* shadow.c - what is remembered of shared memory, and the checks that need it.
  *
  * Ordinary accesses are tracked per word (struct cell), or per byte in words that somebody accessed in part. A cell knows its last write and the reads
- * since: one reader's tick as long as each new reader has seen the one before, else a whole clock (the FastTrack scheme). An access is a race if the
+ * since: one reader's tick as long as each new reader has seen the one before, else all of them (struct readers; the FastTrack scheme). An access is a race if the
  * running thread's clock does not cover an earlier conflicting one. So a missing fence or barrier is found in any interleaving, not only in one where it
  * does harm.
  *
@@ -30,7 +30,7 @@ static uint16_t clock_take(struct cta *cta)
   uint16_t index = (uint16_t)cta->free_clock;
   if(index != 0) {
     cta->free_clock = cta->clocks[index]->ticks[0];
-    cta->clocks[index]->ticks[0] = 0;
+    clock_reset(cta->clocks[index], cta);
     return index;
   }
   if(cta->nclocks == cta->max_clocks) {
@@ -41,7 +41,7 @@ static uint16_t clock_take(struct cta *cta)
   if(cta->nclocks == 0)
     cta->clocks[cta->nclocks++] = NULL; /* index 0 means none */
   if(cta->nclocks > UINT16_MAX)
-    emu_fail(EMU_NO_MEMORY, running(), NULL, "more than %d words of shared memory are read by several threads at once", UINT16_MAX);
+    emu_fail(EMU_NO_MEMORY, running(), NULL, "more than %d words of shared memory are released at once", UINT16_MAX);
   index = (uint16_t)cta->nclocks;
   cta->clocks[index] = clock_new(cta);
   cta->nclocks++;
@@ -50,31 +50,70 @@ static uint16_t clock_take(struct cta *cta)
 
 static void clock_give(struct cta *cta, uint16_t index)
 {
-  struct clock *clock = cta->clocks != NULL ? cta->clocks[index] : NULL;
-  if(clock == NULL)
+  if(index == 0)
     return;
-  for(uint32_t i = clock->low; i < clock->high; i++)
-    clock->ticks[i] = 0;
-  clock->low = clock->high = 0;
-  clock->joined = 0;
-  clock->ticks[0] = cta->free_clock;
+  cta->clocks[index]->ticks[0] = cta->free_clock;
   cta->free_clock = index;
 }
 
-/* Among the readers that a clock names: few of all agents, so that it is looked at only from the first to the last of them. */
-static void set_reader(struct clock *readers, uint32_t agent, uint32_t tick)
+static uint16_t readers_take(struct cta *cta)
 {
-  const bool first = readers->low == readers->high;
-  readers->ticks[agent] = tick;
-  readers->low = first || agent < readers->low ? agent : readers->low;
-  readers->high = first || agent >= readers->high ? agent + 1 : readers->high;
+  uint16_t index = (uint16_t)cta->free_readers;
+  if(index != 0) {
+    cta->free_readers = cta->readers[index].low;
+    return index;
+  }
+  if(cta->nreaders + 1 >= cta->max_readers) {
+    const uint32_t max = cta->max_readers == 0 ? 256 : 2 * cta->max_readers;
+    cta->readers = emu_need(realloc(cta->readers, max * sizeof(*cta->readers)));
+    cta->max_readers = max;
+  }
+  if(cta->nreaders >= UINT16_MAX)
+    emu_fail(EMU_NO_MEMORY, running(), NULL, "more than %d words of shared memory are read by several threads at once", UINT16_MAX);
+  index = (uint16_t)++cta->nreaders;
+  memset(&cta->readers[index], 0, sizeof(cta->readers[index]));
+  return index;
 }
 
-static void copy_readers(struct clock *to, const struct clock *from)
+static void readers_give(struct cta *cta, uint16_t index)
 {
-  to->low = from->low;
-  to->high = from->high;
-  memcpy(&to->ticks[from->low], &from->ticks[from->low], (from->high - from->low) * sizeof(to->ticks[0]));
+  if(index == 0)
+    return;
+  cta->readers[index].count = 0;
+  cta->readers[index].low = cta->free_readers;
+  cta->free_readers = index;
+}
+
+/* Makes room for threads low .. end - 1, among them those that are there. */
+static void readers_extend(struct readers *r, uint32_t low, uint32_t end)
+{
+  const uint32_t count = end - low, before = r->count != 0 ? r->low - low : 0;
+  if(count > r->room) {
+    r->ticks = emu_need(realloc(r->ticks, count * sizeof(r->ticks[0])));
+    r->room = count;
+  }
+  memmove(r->ticks + before, r->ticks, r->count * sizeof(r->ticks[0]));
+  memset(r->ticks, 0, before * sizeof(r->ticks[0]));
+  memset(r->ticks + before + r->count, 0, (count - before - r->count) * sizeof(r->ticks[0]));
+  r->low = low;
+  r->count = count;
+}
+
+/* Notes a read by a thread, with room for all of its warp. */
+static void readers_set(struct readers *r, uint32_t thread, uint32_t tick)
+{
+  const uint32_t first = thread / LANES * LANES, low = r->count != 0 && r->low < first ? r->low : first,
+                 end = r->count != 0 && r->low + r->count > first + LANES ? r->low + r->count : first + LANES;
+  if(end - low > r->count)
+    readers_extend(r, low, end);
+  r->ticks[thread - r->low] = tick;
+}
+
+void free_readers(struct cta *cta)
+{
+  for(uint32_t i = 1; i <= cta->nreaders; i++)
+    free(cta->readers[i].ticks);
+  free(cta->readers);
 }
 
 /* Cells of a word's four bytes, made from the word's. */
@@ -94,8 +133,11 @@ static struct cell *split(struct cta *cta, uint32_t word)
       *part = *whole;
       part->release = 0;
       if(whole->readers != 0) {
-        part->readers = clock_take(cta);
-        copy_readers(cta->clocks[part->readers], cta->clocks[whole->readers]);
+        const uint16_t index = readers_take(cta);
+        const struct readers *from = &cta->readers[whole->readers];
+        readers_extend(&cta->readers[index], from->low, from->low + from->count);
+        memcpy(cta->readers[index].ticks, from->ticks, from->count * sizeof(from->ticks[0]));
+        part->readers = index;
       }
     }
     whole->parts = cta->nparts;
@@ -126,11 +168,13 @@ static bool covered(const struct thread *t, uint32_t agent, uint32_t tick)
   return clock_seen(t, agent) >= tick;
 }
 
-static uint32_t unseen_reader(const struct thread *t, const struct clock *readers)
+/* The agent of a reader that 't' has not seen, UINT32_MAX if there is none. */
+static uint32_t unseen_reader(const struct thread *t, const struct readers *readers)
 {
-  for(uint32_t i = readers->low; i < readers->high; i++)
-    if(readers->ticks[i] > t->seen->ticks[i] && !covered(t, i, readers->ticks[i]))
-      return i;
+  const uint32_t first = t->cta->reads + readers->low;
+  for(uint32_t i = 0; i < readers->count; i++)
+    if(readers->ticks[i] > t->seen->ticks[first + i] && !covered(t, first + i, readers->ticks[i]))
+      return first + i;
   return UINT32_MAX;
 }
 
@@ -139,14 +183,14 @@ static void note_read(struct thread *t, struct cell *cell, const void *pc)
   struct cta *cta = t->cta;
   const uint32_t agent = cta->reads + (uint32_t)t->self.thread, tick = t->read_tick;
   if(cell->readers != 0) {
-    set_reader(cta->clocks[cell->readers], agent, tick);
+    readers_set(&cta->readers[cell->readers], agent - cta->reads, tick);
   } else if(cell->read_tick == 0 || cell->read_agent == agent || covered(t, cell->read_agent, cell->read_tick)) {
     cell->read_tick = tick;
     cell->read_agent = (uint16_t)agent;
   } else {
-    cell->readers = clock_take(cta);
-    set_reader(cta->clocks[cell->readers], cell->read_agent, cell->read_tick);
-    set_reader(cta->clocks[cell->readers], agent, tick);
+    cell->readers = readers_take(cta);
+    readers_set(&cta->readers[cell->readers], cell->read_agent - cta->reads, cell->read_tick);
+    readers_set(&cta->readers[cell->readers], agent - cta->reads, tick);
   }
   cell->read_pc = emu_pc(pc);
 }
@@ -157,7 +201,7 @@ static void note_write(struct thread *t, struct cell *cell, uint32_t agent, uint
   cell->write_agent = (uint16_t)agent;
   cell->write_pc = emu_pc(pc);
   cell->read_tick = 0;
-  clock_give(t->cta, cell->readers);
+  readers_give(t->cta, cell->readers);
   cell->readers = 0;
   cell->written = 1;
   cell->atomic = (flags & ACCESS_ATOMIC) != 0;
@@ -177,7 +221,7 @@ static void access_cell(struct thread *t, uint32_t agent, uint32_t tick, struct 
   if((!write || (flags & ACCESS_UPDATE)) && !cell->written && !t->cta->lines[offset / LINE_BYTES].landed)
     emu_fail(EMU_UNINITIALISED, t, pc, "%s of shared+0x%x at %s: nobody has written it in this launch", verb(flags), (unsigned)offset, emu_pc_text(emu_pc(pc)).s);
   if(write) {
-    const uint32_t unseen = cell->readers != 0 ? unseen_reader(t, t->cta->clocks[cell->readers]) : UINT32_MAX;
+    const uint32_t unseen = cell->readers != 0 ? unseen_reader(t, &t->cta->readers[cell->readers]) : UINT32_MAX;
     if(unseen != UINT32_MAX)
       race(t, EMU_RACE, offset, verb(flags), pc, "an earlier read", unseen, cell->read_pc, "nothing orders them");
     if(cell->readers == 0 && cell->read_tick != 0 && !covered(t, cell->read_agent, cell->read_tick))
@@ -258,7 +302,6 @@ struct clock *shadow_release_clock(struct cta *cta, uint32_t offset, bool make)
   struct cell *cell = &cta->cells[offset / CELL_BYTES];
   if(cell->release == 0 && make) {
     const uint16_t index = clock_take(cta);
-    cta->clocks[index]->high = cta->max_agents; /* anybody's ticks */
     cell->release = index;
   }
   return cell->release != 0 ? cta->clocks[cell->release] : NULL;
@@ -320,7 +363,7 @@ static uint32_t copy_meets_cell(struct thread *t, const struct cell *cell, uint3
   if(fault.kind != EMU_NONE)
     race(t, fault.kind, offset, what, pc, fault.earlier, fault.agent, fault.other_pc, fault.why);
   if(cell->readers != 0)
-    unseen = unseen_reader(t, t->cta->clocks[cell->readers]);
+    unseen = unseen_reader(t, &t->cta->readers[cell->readers]);
   else if(cell->read_tick != 0 && !covered(t, cell->read_agent, cell->read_tick))
     unseen = cell->read_agent;
   if(unseen != UINT32_MAX)
