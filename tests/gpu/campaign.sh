@@ -12,6 +12,7 @@
 #   behind       launches behind a router, with and without programmatic dependent launch                 60 s
 #   trace        timelines, one token and eight, uniform and concentrated                                 120 s
 #   coexist      tests/gpu/coexist: a small shape beside other work, both kernel families                 400 s
+#   qualify      Qwen3.5-35B against a Triton baseline that is measured beside it (needs torch, triton)    180 s
 #   several      tests/gpu/several: a small shape on two GPUs or more in one process                     120 s
 #   batch        the family of 9 to 32 tokens: as many as the shape has room for, into OUT/schedules.db, and OUT/bench-batch.json      400 s
 #   sanitize     tests/gpu/sanitize.sh                                                                    3000 s
@@ -70,6 +71,13 @@ small_package() {
   [ -e "$out/small.moeforge" ] ||
     { "$moeforge" tune specs/models/tiny.yaml $own --gen "$out/gen" --tokens 1-16 --effort quick && "$moeforge" export tiny $own -o "$out/small.moeforge"; }
 }
+step_qualify() {
+  python3 -c 'import torch, triton' || { echo "not run: no torch, or no triton"; return 77; }
+  [ -e "$out/schedules.db" ] || cp schedules.db "$out/schedules.db"
+  "$moeforge" export qwen3.5-35b-a3b $store -o "$out/qualify.moeforge" &&
+    PYTHONPATH=python/src python3 bench/baseline.py "$out/qualify.moeforge" -o "$out/baseline.json" &&
+    "$moeforge" qualify "$out/qualify.moeforge" --baseline "$out/baseline.json"
+}
 step_coexist() { small_package && "$coexist" "$out/small.moeforge"; }
 step_several() { small_package && "$several" "$out/small.moeforge"; }
 step_batch() { # with the watchdog first: a hang then costs milliseconds and is named
@@ -85,7 +93,7 @@ if [ "${1:-}" = --step ]; then
   "step_$2"
   exit $?
 fi
-[ $# -gt 0 ] || set -- acceptance agreement tune bench handoff behind trace coexist several batch sanitize
+[ $# -gt 0 ] || set -- acceptance agreement tune bench handoff behind trace qualify coexist several batch sanitize
 for step in "$@"; do
   limit=$(limit_of "$step")
   [ -n "$limit" ] || { echo "campaign: there is no step $step" >&2; exit 2; }
