@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What continuous integration cannot show of moeforge.torch: the op on a real GPU, compiled, captured and on several streams.
 
-    PYTHONPATH=python/src python3 tests/gpu/torch_op.py PACKAGE [SHAPE]
+    PYTHONPATH=python/src python3 tests/gpu/torch_op.py PACKAGE [SHAPE] [--gpus]      # --gpus: the last step only
 
 Prints one line per step and exits 1 if any failed. Random weights and inputs; the numbers are compared with the same layer in torch's operators. The last step
 wants several GPUs; with one it says that it was not run.
@@ -154,19 +154,25 @@ def every_gpu(package, block, problem, max_tokens):
     say(all(out.device.index == place.index for place in places for out in place.call()), f"{count} GPUs: results lie on their layer's device")
 
 
+def one_gpu(block, problem, max_tokens):
+    numbers(block, problem, max_tokens)
+    for mode in (None, "reduce-overhead"):
+        compiled(block, problem, max_tokens, mode)
+    captured(block, problem, max_tokens)
+    streams(block, problem, max_tokens)
+
+
 def main():
-    if len(sys.argv) not in (2, 3) or not torch.cuda.is_available():
-        raise SystemExit("usage: tests/gpu/torch_op.py PACKAGE [SHAPE], on a machine with a GPU")
-    with moeforge.load(sys.argv[1]) as package:
-        problem = package.problem(sys.argv[2] if len(sys.argv) == 3 else None)
+    words = [word for word in sys.argv[1:] if word != "--gpus"]
+    if len(words) not in (1, 2) or not torch.cuda.is_available():
+        raise SystemExit("usage: tests/gpu/torch_op.py PACKAGE [SHAPE] [--gpus], on a machine with a GPU")
+    with moeforge.load(words[0]) as package:
+        problem = package.problem(words[1] if len(words) == 2 else None)
         moe = moeforge.torch.Moe(package, problem)
         block = block_of(problem, 1.0, "cuda", seed=1)
         block.bind(moe)
-        numbers(block, problem, moe.max_tokens)
-        for mode in (None, "reduce-overhead"):
-            compiled(block, problem, moe.max_tokens, mode)
-        captured(block, problem, moe.max_tokens)
-        streams(block, problem, moe.max_tokens)
+        if "--gpus" not in sys.argv:
+            one_gpu(block, problem, moe.max_tokens)
         every_gpu(package, block, problem, moe.max_tokens)
     raise SystemExit(failed)
 
