@@ -66,7 +66,10 @@ struct Routing {
       load_one(c, router, i);
     s.score_experts(c, router, 0);
     s.prepare(c, router);
-    s.template pick<0, L::kTopK>(c, router);
+    MF_UNROLL
+    for(int j = 0; j < L::kTopK; ++j)
+      s.pop(c, j);
+    s.settle(c, router);
     const bool picked = c.lane < L::kTopK && s.picked();
     const uint32_t e = s.expert();
     if(stream::is_shared(c) || (picked && stream::is_local<L>(e)))
@@ -104,9 +107,8 @@ struct Routing {
   {
     auto &sm = c.sm;
     const bool picked = e != 0xFFFFu, local = stream::has_local(c, picked, e);
-    const int rank = stream::rank_of(c, picked, local, e);
+    const int slot = local ? sm.slot_of[stream::local_of(c, e)] : 0, rank = stream::rank_of(c, local, slot);
     if(c.lane < L::kRanks && local) {
-      const int slot = sm.slot_of[stream::local_of(c, e)];
       sm.slot_at[token][rank] = slot;
       sm.slot_by_rank[rank][token] = slot;
       sm.weight[token][rank] = w;
