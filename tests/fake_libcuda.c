@@ -9,8 +9,8 @@
  *            scripted hang (nothing ever completes) or fault (the next synchronisation reports it, as does everything after it).
  *   capture  launches and memsets of a capturing stream become nodes that cuGraphLaunch replays. While any stream captures, allocation and
  *            synchronisation fail as the real driver's do, which is how tests see that a forward call does neither.
- *   context  one primary context per device, and those that a program makes; what needs a current context fails without one. Kernels and streams of
- *            another context than the current one cannot be launched.
+ *   context  one primary context per device, and those that a program makes; what needs a current context fails without one. A kernel is launched in its
+ *            stream's context, whichever is current, and must be of it; a default stream's is the current one.
  *
  * One mutex guards everything; the context stack is per thread. */
 #include "fake_libcuda.h"
@@ -441,10 +441,16 @@ CUresult fake_cuCtxSetCurrent(CUcontext context)
   return CUDA_SUCCESS;
 }
 
+/* NULL if there is none. */
+static CUcontext current_context(void)
+{
+  return stack.depth > 0 && context_good(stack.at[stack.depth - 1]) ? stack.at[stack.depth - 1] : NULL;
+}
+
 /* Needs a current context and no fault so far; call with the lock held. */
 static CUresult usable(void)
 {
-  if(stack.depth == 0 || !context_good(stack.at[stack.depth - 1]))
+  if(current_context() == NULL)
     return CUDA_ERROR_INVALID_CONTEXT;
   return fake.faulted ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
 }

@@ -4,7 +4,8 @@
  *
  *   same       every GPU alone: results equal to those of the first, to the bit
  *   calls      whatever context is current (none, any GPU's, one that the caller made), each call leaves it so, whether it succeeds or fails
- *   wrong      forward while another context than the op's is current: refused, nothing is written, and the next call in the right one works
+ *   wrong      forward while another context than the op's is current, or none: with a stream of the op's it works, with stream 0 it is refused and nothing
+ *              is written; the next call in the right one works
  *   turns      one thread, all GPUs and streams in turn
  *   threads    a thread for each GPU and stream, all at once
  *   graphs     a graph for each GPU and stream: launched in turn by one thread, and by a thread each at once

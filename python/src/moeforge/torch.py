@@ -49,7 +49,7 @@ class _Cuda:
         return bool(torch.cuda.is_current_stream_capturing())
 
     def on(self, device: torch.device) -> ContextManager[Any]:
-        """The device's primary context must be current at a launch."""
+        """The device's primary context is current: torch's default stream is stream 0, which is that of whichever context is current."""
         if torch.cuda.current_device() == device.index:
             if device.index not in getattr(self._thread, "known", ()):
                 self.make_current(device.index)
