@@ -42,9 +42,10 @@ TEST_SRC    := $(wildcard tests/test_*.c)
 RUNTIME_OBJ := $(RUNTIME_SRC:%.c=$(BUILD)/%.o)
 EMU_OBJ     := $(EMU_SRC:%.c=$(BUILD)/%.o)
 TUNER_OBJ   := $(TUNER_SRC:%.c=$(BUILD)/%.o)
-# These execute kernels on the emulated device, or have the tool compile them, for minutes. They are not run a second time with sanitizers: what they run of our own code is in
-# other suites, too.
-KERNEL_TESTS := test_behind test_cli_gpu test_emu_batch test_emu_batch_mutants test_emu_given test_emu_matrix test_emu_mutants test_emu_routing test_emu_shapes test_family_batch test_family_stream test_floor test_tune test_tune_batch
+# The suites that take longest, by falling time. The first ones execute kernels on the emulated device, or have the tool compile them, for minutes. They are not run a second
+# time with sanitizers: what they run of our own code is in other suites, too.
+KERNEL_TESTS := test_emu_batch test_emu_matrix test_emu_routing test_emu_shapes test_emu_mutants test_emu_batch_mutants test_family_stream test_cli_gpu test_emu_given test_behind test_family_batch test_floor test_tune_batch test_tune
+LONG_TESTS   := test_trace test_fuzz test_tune_emu test_cli
 TESTS       := $(filter-out $(if $(SANITIZE),$(KERNEL_TESTS:%=$(BUILD)/tests/%)),$(TEST_SRC:tests/%.c=$(BUILD)/tests/%))
 # Kernels that are compiled for the emulated device call back into the program: the whole emulator is linked, and what exports.txt lists is exported.
 EMU_LINK    := -Wl,--whole-archive $(BUILD)/libemu.a -Wl,--no-whole-archive -Wl,--dynamic-list=emu/exports.txt
@@ -159,8 +160,9 @@ check-sanitized:
 
 # A suite prints its result, all that it said if it failed, and its seconds. The longest ones start first. Each has GPU locks of its own: its scripted GPU is
 # no other suite's, and would be waited for.
-LONGEST := $(filter $(KERNEL_TESTS:%=run-%) run-test_tune% run-test_behind run-test_fuzz run-test_trace run-test_cli%,$(TESTS:$(BUILD)/tests/%=run-%))
-RUN := $(LONGEST) $(filter-out $(LONGEST),$(TESTS:$(BUILD)/tests/%=run-%))
+RUN_ALL := $(TESTS:$(BUILD)/tests/%=run-%)
+LONGEST := $(foreach t,$(KERNEL_TESTS) $(LONG_TESTS),$(filter run-$(t),$(RUN_ALL)))
+RUN := $(LONGEST) $(filter-out $(LONGEST),$(RUN_ALL))
 # Programs that need a GPU (tests/gpu/campaign.sh runs them) are compiled here, and their parts that a scripted GPU can play are run by suites.
 GPU_TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/gpu/*.c))
 check: all $(BUILD)/tests/libfakecuda.so $(BUILD)/tests/libfakegpu.so $(TESTS) $(GPU_TESTS)

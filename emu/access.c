@@ -87,7 +87,7 @@ static struct buffer *find_buffer(const void *p, size_t bytes)
 /* Those ahead may write whatever a kernel reads, and use what it writes. */
 static void check_ahead(struct thread *t, const char *what, const void *pc)
 {
-  if(t->clock[t->cta->ahead] == 0)
+  if(t->seen->ticks[t->cta->ahead] == 0)
     emu_fail(EMU_RACE, t, pc, "%s of global memory at %s: the kernels ahead of this dependent launch may still run, no wait_for_predecessors orders their end before it", what,
              emu_pc_text(emu_pc(pc)).s);
 }
@@ -95,7 +95,7 @@ static void check_ahead(struct thread *t, const char *what, const void *pc)
 void emu_wait_for_predecessors(void)
 {
   struct thread *t = running();
-  t->clock[t->cta->ahead] = 1;
+  clock_acquire(t, t->cta->started);
   emu_maybe_preempt(t);
 }
 
@@ -128,7 +128,7 @@ static uint32_t grid_thread(const struct thread *t)
 static bool in_order(const struct thread *t, uint32_t earlier, uint32_t tick)
 {
   const uint32_t threads = (uint32_t)t->cta->nthreads;
-  return tick == 0 || (earlier / threads == (uint32_t)t->self.cta && t->clock[earlier % threads] >= tick);
+  return tick == 0 || (earlier / threads == (uint32_t)t->self.cta && clock_seen(t, earlier % threads) >= tick);
 }
 
 static void global_race(struct thread *t, const struct buffer *b, size_t offset, int flags, const void *pc, const char *earlier, uint32_t thread, uint32_t other_pc)
@@ -152,7 +152,7 @@ static int reader_slot(const struct thread *t, const struct granule *g)
 static void access_granule(struct thread *t, const struct buffer *b, struct granule *g, size_t offset, int flags, const void *pc)
 {
   const bool atomic = (flags & ACCESS_ATOMIC) != 0;
-  const uint32_t self = grid_thread(t), tick = t->clock[t->self.thread];
+  const uint32_t self = grid_thread(t), tick = t->tick;
   if(!(atomic && g->atomic) && !in_order(t, g->write_thread, g->write_tick))
     global_race(t, b, offset, flags, pc, "write", g->write_thread, g->write_pc);
   if(flags & ACCESS_WRITE) {
@@ -232,7 +232,7 @@ uint32_t shared_offset(struct thread *t, const void *p, size_t bytes, size_t ali
 static void access_shared(struct thread *t, const void *p, size_t bytes, int flags, const void *pc)
 {
   const uint32_t offset = shared_offset(t, p, bytes, 1, flags & ACCESS_WRITE ? "write" : "read", pc);
-  shadow_shared(t, (uint32_t)t->self.thread, t->clock[t->self.thread], offset, (uint32_t)bytes, flags, pc);
+  shadow_shared(t, (uint32_t)t->self.thread, t->tick, offset, (uint32_t)bytes, flags, pc);
 }
 
 /* ---- the compiler's hooks ---- */
@@ -388,9 +388,9 @@ uint32_t emu_load_relaxed(const uint32_t *p, int acquire)
   if(acquire && !shared)
     emu_fail(EMU_UNSUPPORTED, t, pc, "acquire load of global memory at %s", emu_pc_text(emu_pc(pc)).s);
   if(acquire) {
-    const uint32_t *clock = shadow_release_clock(t->cta, word_offset(t, p), false);
+    const struct clock *clock = shadow_release_clock(t->cta, word_offset(t, p), false);
     if(clock != NULL)
-      clock_join(t->clock, clock, t->cta->agents);
+      clock_acquire(t, clock);
   }
   return value;
 }
@@ -455,7 +455,7 @@ void emu_fence_async_proxy(void)
     t->fences = emu_need(realloc(t->fences, max * sizeof(*t->fences)));
     t->max_fences = max;
   }
-  t->fences[t->nfences++] = t->clock[t->self.thread];
+  t->fences[t->nfences++] = t->tick;
   clock_tick(t);
   emu_maybe_preempt(t);
 }

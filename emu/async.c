@@ -39,7 +39,7 @@ static uint32_t take_copy_agent(struct thread *t, const void *pc)
   const uint32_t first = cta->bulk;
   for(uint32_t i = 0; i < 2 * COPY_AGENTS; i++) {
     const uint32_t index = (cta->next_copy_agent + i) % COPY_AGENTS;
-    if((cta->busy_copy_agents >> index & 1) || (i < COPY_AGENTS && t->clock[first + index] < cta->ticks[first + index]))
+    if((cta->busy_copy_agents >> index & 1) || (i < COPY_AGENTS && t->seen->ticks[first + index] < cta->ticks[first + index]))
       continue;
     cta->busy_copy_agents |= 1ull << index;
     cta->next_copy_agent = index + 1;
@@ -114,8 +114,8 @@ static void land_bulk(const struct copy *c)
     memcpy(c->dst, c->src, c->bytes);
   shadow_async_landed(cta, offset, c->bytes);
   cta->busy_copy_agents &= ~(1ull << (c->agent - cta->bulk));
-  c->barrier->clock[c->agent] = c->tick;
-  mbarrier_complete(c->barrier, cta, 0, -(int64_t)c->bytes, NULL, NULL, NULL);
+  c->barrier->clock->ticks[c->agent] = c->tick;
+  mbarrier_complete(c->barrier, cta, 0, -(int64_t)c->bytes, NULL, NULL);
 }
 
 /* ---- cp.async ---- */
@@ -169,7 +169,7 @@ void emu_copy_async_wait(void)
   const uint32_t agent = async_agent(t);
   t->pc = __builtin_return_address(0);
   land_async_of(t, UINT32_MAX);
-  t->clock[agent] = t->cta->ticks[agent]++;
+  t->async_seen = t->cta->ticks[agent]++;
   emu_maybe_preempt(t);
 }
 
@@ -201,8 +201,8 @@ void deliver_copy(int index)
     memcpy(c.dst, c.src, c.bytes);
   } else if(c.arrive) {
     land_async_of(c.thread, c.tick);
-    c.barrier->clock[c.agent] = c.tick;
-    mbarrier_complete(c.barrier, c.cta, 1, 0, NULL, c.thread, NULL);
+    c.barrier->clock->ticks[c.agent] = c.tick;
+    mbarrier_complete(c.barrier, c.cta, 1, 0, c.thread, NULL);
   } else {
     land_bulk(&c);
   }

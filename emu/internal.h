@@ -34,6 +34,7 @@
 #define COPY_AGENTS 64
 #define LINE_BYTES 128 /* granule of the async proxy's bookkeeping */
 #define MAX_WARPS 32
+#define ACQUIRED 8
 
 enum wait_kind {
   WAIT_NOT,      /* ready, or running */
@@ -50,12 +51,25 @@ enum meeting { MEET_NOTHING, MEET_SYNC, MEET_SHUFFLE, MEET_BALLOT, MEET_MAX, MEE
 struct cta;
 struct warp;
 
+/* Up to which tick of every agent of the CTA somebody has seen what it did. One that several use is not changed any more. */
+struct clock {
+  uint64_t id;                 /* the contents': what differs, or has differed, has another */
+  uint64_t joined;             /* id of the last one that was joined to this one, 0: none */
+  uint32_t users;
+  struct clock *next;          /* of those that nobody uses */
+  struct clock *made;          /* the one that was made before */
+  uint32_t ticks[];            /* [cta->max_agents], 0 beyond cta->agents */
+};
+
 struct thread {
   struct emu_self self; /* first: emu_self points here */
   struct fiber fiber;
   struct cta *cta;
   struct warp *warp;
-  uint32_t *clock;      /* [cta->agents] what this thread has seen; its own entry is its own tick */
+  struct clock *seen;   /* what this thread has seen, together with: (clock_seen() has the rule) */
+  uint32_t tick, read_tick; /* its own ones, as a writer and as a reader, */
+  uint32_t async_seen;  /* its cp.async's, */
+  /* and those that the warp's lanes share: struct warp's met and products_seen */
   uint32_t *fences;     /* ticks at which it executed fence_async_proxy, rising */
   uint32_t nfences, max_fences;
   /* While it waits */
@@ -84,8 +98,15 @@ struct warp {
   uint32_t ready, spinning, ended, arrived; /* lanes */
   int place, spin_place;       /* in the machine's lists, -1: not there */
   bool starved;                /* runs only when others cannot, or rarely */
+  uint32_t met[LANES];         /* the lanes' ticks as readers, as of their last meeting */
+  struct acquired {            /* the lanes' last calls of clock_acquire(), since the others are about to do the same */
+    uint64_t seen, from;       /* ids */
+    struct clock *result;      /* NULL: none yet */
+  } acquired[ACQUIRED];
+  uint32_t next_acquired;
   /* products */
   uint32_t agent;
+  uint32_t products_seen;      /* tick of them, by all lanes */
   bool fenced;                 /* wgmma_fence since the last wait */
   bool waits;                  /* in wgmma_wait */
   int idle_rows;               /* of a product's 64 rows, so many at the end do not count: emu_count_rows() */
@@ -97,7 +118,7 @@ struct warp {
 struct named_barrier {
   int expected, arrived;       /* threads; expected 0: nobody there yet */
   uint32_t warps, waiting;     /* masks of warps that have arrived, and of those that wait */
-  uint32_t *clock;
+  struct clock *clock;
   const void *pc;              /* of the first arrival */
 };
 
@@ -108,7 +129,7 @@ struct mbarrier {
   uint64_t phase;              /* completed phases */
   uint32_t init_agent, init_tick;
   bool fenced;                 /* mbarrier_init_fence behind the initialisation */
-  uint32_t *clock, *done_clock; /* of arrivals so far; of arrivals up to the last completed phase */
+  struct clock *clock, *done_clock; /* of arrivals so far; of arrivals up to the last completed phase */
   struct thread *waiters;
 };
 
@@ -209,7 +230,9 @@ struct cta {
   struct cell *parts;          /* groups of four; [0] unused */
   uint32_t nparts, max_parts;
   struct line *lines;          /* [shared_bytes / LINE_BYTES] */
-  uint32_t **clocks;           /* pool that cells index; [0] unused */
+  struct clock *made, *unused; /* all clocks, and those that nobody uses */
+  struct clock *started;       /* of the kernels ahead of the launch: that they have ended */
+  struct clock **clocks;       /* what cells index; [0] unused */
   uint32_t nclocks, max_clocks;
   uint32_t free_clock;         /* chain through entry 0 of free ones */
   uint32_t generic;            /* ordinary accesses so far that touched lines */
@@ -283,15 +306,31 @@ _Noreturn void emu_report_deadlock(void);
 uint32_t emu_taint_number(const struct taint *taint);
 
 /* ---- clock.c ---- */
-/* Element-wise maximum into 'to'; the two do not overlap. */
-void clock_join(uint32_t *restrict to, const uint32_t *restrict from, uint32_t agents);
-uint32_t *clock_new(const struct cta *cta);
+/* Zero, for one user. free_clocks() frees all of a CTA. */
+struct clock *clock_new(struct cta *cta);
+void free_clocks(struct cta *cta);
+/* To be called when what others may acquire has been changed. */
+void clock_changed(struct clock *clock);
+void clock_reset(struct clock *clock, const struct cta *cta);
 /* A release by 't': what it has seen goes into 'to' (joined); then its own tick rises. */
-void clock_release(struct thread *t, uint32_t *to);
+void clock_release(struct thread *t, struct clock *to);
+/* An acquire: 't' has seen what 'from' has. */
+void clock_acquire(struct thread *t, const struct clock *from);
 void clock_tick(struct thread *t);
 /* A meeting of the warp: each lane has seen the others' reads. */
 void clock_meet(struct warp *w);
+/* sync_warp: each lane has seen what the others have, and have done. */
+void clock_sync(struct warp *w);
 uint32_t agent_new(struct cta *cta);
+/* clock_seen() of agents that are no writing threads. */
+uint32_t clock_seen_further(const struct thread *t, uint32_t agent);
+/* The tick of an agent up to which 't' has seen what it did. */
+static inline uint32_t clock_seen(const struct thread *t, uint32_t agent)
+{
+  if(agent >= t->cta->products)
+    return clock_seen_further(t, agent);
+  return agent == (uint32_t)t->self.thread ? t->tick : t->seen->ticks[agent];
+}
 
 /* ---- shadow.c ---- */
 enum { ACCESS_WRITE = 1, ACCESS_ATOMIC = 2, ACCESS_UPDATE = 4 /* read-modify-write */ };
@@ -307,7 +346,7 @@ uint32_t shadow_word_taint(struct thread *t, uint32_t offset, const void *pc);
 /* Marks the eight bytes of an mbarrier. */
 void shadow_mark_object(struct thread *t, uint32_t offset, const void *pc);
 /* The clock that the last release store to a word left, NULL if there is none. 'make': creates it. */
-uint32_t *shadow_release_clock(struct cta *cta, uint32_t offset, bool make);
+struct clock *shadow_release_clock(struct cta *cta, uint32_t offset, bool make);
 void shadow_drop_release(struct cta *cta, uint32_t offset);
 
 /* ---- access.c ---- */
@@ -328,7 +367,7 @@ void flush_stores(struct thread *t, const void *p, size_t bytes);
 void warp_meet(struct thread *t, enum meeting meeting, uint32_t value, uint32_t argument, const void *pc, void (*act)(struct warp *w, const void *pc));
 void cta_named_barriers_end(struct cta *cta);
 struct mbarrier *mbarrier_find(struct thread *t, const uint64_t *bar, const void *pc);
-void mbarrier_complete(struct mbarrier *bar, struct cta *cta, int arrivals, int64_t bytes, const uint32_t *clock, const struct thread *t, const void *pc);
+void mbarrier_complete(struct mbarrier *bar, struct cta *cta, int arrivals, int64_t bytes, const struct thread *t, const void *pc);
 void mbarriers_end(const struct cta *cta);
 void deliver_copy(int index);
 /* An ordinary store has met a line that products of 'w' may still be reading: taints what comes of it. */

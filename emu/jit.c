@@ -256,7 +256,7 @@ static int add_flags(const char **out, int count, const char *const *flags)
 /* The compiler's arguments without files; returns their number. */
 static int compile_flags(const struct job *job, const char **out)
 {
-  static const char *const always[] = {"-std=c++17", "-O2", "-g", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-optimize-sibling-calls", "-fno-exceptions",
+  static const char *const always[] = {"-std=c++17", "-O1", "-g1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-optimize-sibling-calls", "-fno-exceptions",
                                        "-fvisibility=hidden", "-w", NULL};
   /* gcc: no symbols that are one for the whole process, since kernels have the same names; no remarks on how large arguments are passed */
   static const char *const gcc[] = {"-fno-gnu-unique", "-Wno-psabi", NULL};

@@ -171,14 +171,30 @@ static void run_lane(struct thread *t)
     emu_fail(EMU_STACK, t, t->pc, "a thread needs more than %zu bytes of stack", m->stack_bytes);
 }
 
+static uint32_t first_lane(uint32_t lanes, uint32_t from)
+{
+  return (uint32_t)__builtin_ctz((lanes & from) != 0 ? lanes & from : lanes);
+}
+
+/* Stacks are far apart, and few are in the caches: what a lane needs when it runs, and run_lane() when it stops, is fetched while the one before it runs. */
+static void fetch_lane(const struct thread *t)
+{
+  __builtin_prefetch(t->fiber.sp, 1);
+  __builtin_prefetch((const uint8_t *)t->fiber.sp + 64, 1);
+  __builtin_prefetch((const uint8_t *)t->fiber.sp + 128, 1);
+  __builtin_prefetch(canary_of(t));
+}
+
 /* Lets the warp's ready lanes run until none is or the warp gives way. */
 static void run_warp(struct warp *w)
 {
   const uint32_t from = ALL_LANES << emu_random(LANES);
   uint32_t held = 0; /* lanes that gave way: they are ready again */
   for(int left = LANES * 4; left > 0 && (w->ready & ~held) != 0; left--) {
-    const uint32_t lanes = w->ready & ~held, lane = (uint32_t)__builtin_ctz((lanes & from) != 0 ? lanes & from : lanes);
+    const uint32_t lanes = w->ready & ~held, lane = first_lane(lanes, from), others = lanes & ~(1u << lane);
     w->ready &= ~(1u << lane);
+    if(others != 0)
+      fetch_lane(&w->threads[first_lane(others, from)]);
     m->steps++;
     run_lane(&w->threads[lane]);
     if((w->ready >> lane & 1) == 0)
@@ -302,7 +318,7 @@ static bool reserve(uint8_t **base, size_t *have, size_t bytes)
   return *base != NULL;
 }
 
-static bool make_warps(struct cta *cta)
+static void make_warps(struct cta *cta)
 {
   for(int i = 0; i < cta->nwarps; i++) {
     struct warp *w = &cta->warps[i];
@@ -313,16 +329,16 @@ static bool make_warps(struct cta *cta)
     w->agent = cta->products + (uint32_t)i;
     cta->ticks[w->agent] = 1;
   }
-  for(int i = 0; i < NAMED_BARRIERS; i++) {
-    cta->named[i].clock = calloc(cta->max_agents, sizeof(uint32_t));
-    if(cta->named[i].clock == NULL)
-      return false;
-  }
-  return true;
+  for(int i = 0; i < NAMED_BARRIERS; i++)
+    cta->named[i].clock = clock_new(cta);
 }
 
-static bool make_threads(struct cta *cta, uint32_t *clocks)
+static void make_threads(struct cta *cta)
 {
+  struct clock *nothing = clock_new(cta);
+  cta->started = clock_new(cta);
+  cta->started->ticks[cta->ahead] = 1;
+  nothing->ticks[cta->ahead] = m->launch->early ? 0 : 1;
   for(int i = 0; i < cta->nthreads; i++) {
     struct thread *t = &cta->threads[i];
     const size_t number = (size_t)cta->index * (size_t)cta->nthreads + (size_t)i;
@@ -330,20 +346,18 @@ static bool make_threads(struct cta *cta, uint32_t *clocks)
     t->self = (struct emu_self){.thread = i, .warp = i / LANES, .lane = i % LANES, .cta = cta->index, .shared = cta->shared};
     t->cta = cta;
     t->warp = &cta->warps[i / LANES];
-    t->clock = clocks + (size_t)i * cta->max_agents;
-    t->clock[i] = t->clock[cta->reads + (uint32_t)i] = 1;
-    t->clock[cta->ahead] = m->launch->early ? 0 : 1;
+    t->seen = nothing;
+    nothing->users++;
+    t->tick = t->read_tick = 1;
     fiber_make(&t->fiber, stack, m->stack_bytes - number % STACK_COLOURS * 64, run_thread, t);
     *canary_of(t) = CANARY;
     emu_make_ready(t);
   }
-  return true;
 }
 
 static bool make_cta(struct cta *cta, int index, const struct emu_launch *launch)
 {
   const size_t shared = m->shared_stride, threads = (size_t)launch->threads;
-  uint32_t *clocks;
   cta->index = index;
   cta->nthreads = cta->live = launch->threads;
   cta->nwarps = launch->threads / LANES;
@@ -362,35 +376,22 @@ static bool make_cta(struct cta *cta, int index, const struct emu_launch *launch
   cta->mbarrier_at = calloc(shared / 8, sizeof(*cta->mbarrier_at));
   cta->cells = map_memory(shared / 4 * sizeof(*cta->cells));
   cta->lines = calloc(shared / LINE_BYTES, sizeof(*cta->lines));
-  clocks = map_memory(threads * cta->max_agents * sizeof(*clocks));
-  if(cta->threads == NULL || cta->warps == NULL || cta->groups == NULL || cta->ticks == NULL || cta->mbarrier_at == NULL || cta->cells == NULL || cta->lines == NULL || clocks == NULL) {
-    if(clocks != NULL)
-      munmap(clocks, threads * cta->max_agents * sizeof(*clocks));
+  if(cta->threads == NULL || cta->warps == NULL || cta->groups == NULL || cta->ticks == NULL || cta->mbarrier_at == NULL || cta->cells == NULL || cta->lines == NULL)
     return false;
-  }
-  cta->threads[0].clock = clocks; /* owns all of them */
   memset(cta->shared, GARBAGE, launch->shared_bytes);
-  return make_warps(cta) && make_threads(cta, clocks);
+  make_warps(cta);
+  make_threads(cta);
+  return true;
 }
 
 static void free_cta(struct cta *cta)
 {
   const size_t shared = m->shared_stride;
-  for(int i = 0; i < NAMED_BARRIERS; i++)
-    free(cta->named[i].clock);
-  for(uint32_t i = 0; i < cta->nmbarriers; i++) {
-    free(cta->mbarriers[i]->clock);
-    free(cta->mbarriers[i]->done_clock);
+  free_clocks(cta);
+  for(uint32_t i = 0; i < cta->nmbarriers; i++)
     free(cta->mbarriers[i]);
-  }
-  for(uint32_t i = 1; i < cta->nclocks; i++)
-    free(cta->clocks[i]);
-  if(cta->threads != NULL) {
-    if(cta->threads[0].clock != NULL)
-      munmap(cta->threads[0].clock, (size_t)cta->nthreads * cta->max_agents * sizeof(uint32_t));
-    for(int i = 0; i < cta->nthreads; i++)
-      free(cta->threads[i].fences);
-  }
+  for(int i = 0; cta->threads != NULL && i < cta->nthreads; i++)
+    free(cta->threads[i].fences);
   for(int i = 0; cta->groups != NULL && i < (cta->nwarps + 3) / 4; i++)
     free(cta->groups[i].products);
   for(int i = 0; cta->warps != NULL && i < cta->nwarps; i++)

@@ -33,7 +33,7 @@ void emu_mbarrier_init(uint64_t *bar, uint32_t arrivals)
   b->offset = offset;
   b->count = b->pending = arrivals;
   b->init_agent = (uint32_t)t->self.thread;
-  b->init_tick = t->clock[t->self.thread];
+  b->init_tick = t->tick;
   b->clock = clock_new(cta);
   b->done_clock = clock_new(cta);
   cta->mbarrier_at[offset / 8] = (uint16_t)cta->nmbarriers;
@@ -54,12 +54,12 @@ struct mbarrier *mbarrier_find(struct thread *t, const uint64_t *bar, const void
   if(index == 0)
     emu_fail(EMU_BARRIER, t, pc, "shared+0x%x, used as an mbarrier at %s, was never initialised", (unsigned)offset, emu_pc_text(emu_pc(pc)).s);
   b = t->cta->mbarriers[index - 1];
-  if(t->clock[b->init_agent] < b->init_tick)
+  if(clock_seen(t, b->init_agent) < b->init_tick)
     emu_fail(EMU_RACE, t, pc, "the mbarrier at shared+0x%x is used at %s: nothing orders that behind its initialisation", (unsigned)offset, emu_pc_text(emu_pc(pc)).s);
   return b;
 }
 
-static void wake_waiters(struct mbarrier *b, const struct cta *cta)
+static void wake_waiters(struct mbarrier *b)
 {
   struct thread *t = b->waiters;
   b->waiters = NULL;
@@ -67,7 +67,7 @@ static void wake_waiters(struct mbarrier *b, const struct cta *cta)
     struct thread *next = t->next_waiter;
     t->next_waiter = NULL;
     if((b->phase & 1) != t->parity) {
-      clock_join(t->clock, b->done_clock, cta->agents);
+      clock_acquire(t, b->done_clock);
       emu_make_ready(t);
     } else {
       t->next_waiter = b->waiters;
@@ -77,12 +77,10 @@ static void wake_waiters(struct mbarrier *b, const struct cta *cta)
   }
 }
 
-void mbarrier_complete(struct mbarrier *b, struct cta *cta, int arrivals, int64_t bytes, const uint32_t *clock, const struct thread *t, const void *pc)
+void mbarrier_complete(struct mbarrier *b, struct cta *cta, int arrivals, int64_t bytes, const struct thread *t, const void *pc)
 {
   if((uint32_t)arrivals > b->pending)
     emu_fail(EMU_BARRIER, t, pc, "mbarrier at shared+0x%x: one arrival more than its %u per phase, at %s", (unsigned)b->offset, (unsigned)b->count, emu_pc_text(emu_pc(pc)).s);
-  if(clock != NULL)
-    clock_join(b->clock, clock, cta->agents);
   b->pending -= (uint32_t)arrivals;
   b->bytes += bytes;
   if(b->bytes >= 1 << 20 || b->bytes <= -(1 << 20))
@@ -92,17 +90,18 @@ void mbarrier_complete(struct mbarrier *b, struct cta *cta, int arrivals, int64_
     return;
   b->phase++;
   b->pending = b->count;
-  memcpy(b->done_clock, b->clock, cta->agents * sizeof(uint32_t));
-  wake_waiters(b, cta);
+  memcpy(b->done_clock->ticks, b->clock->ticks, cta->agents * sizeof(uint32_t));
+  clock_changed(b->done_clock);
+  wake_waiters(b);
 }
 
 static void arrive(uint64_t *bar, uint32_t bytes, const void *pc)
 {
   struct thread *t = running();
   struct mbarrier *b = mbarrier_find(t, bar, pc);
-  mbarrier_complete(b, t->cta, 0, bytes, NULL, t, pc); /* announced first: the arrival may complete the phase */
-  mbarrier_complete(b, t->cta, 1, 0, t->clock, t, pc);
-  clock_tick(t);
+  mbarrier_complete(b, t->cta, 0, bytes, t, pc); /* announced first: the arrival may complete the phase */
+  clock_release(t, b->clock);
+  mbarrier_complete(b, t->cta, 1, 0, t, pc);
   emu_maybe_preempt(t);
 }
 
@@ -129,7 +128,7 @@ int emu_mbarrier_try_wait(uint64_t *bar, uint32_t parity)
   emu_maybe_preempt(t);
   if(!has_passed(b, parity & 1))
     return 0;
-  clock_join(t->clock, b->done_clock, t->cta->agents);
+  clock_acquire(t, b->done_clock);
   return 1;
 }
 
@@ -156,7 +155,7 @@ void emu_mbarrier_wait(uint64_t *bar, uint32_t parity, int id)
     emu_block(t, WAIT_MBARRIER, id, pc); /* made ready by the arrival that completes the phase, which also hands over its clock */
     t->barrier = NULL;
   } else {
-    clock_join(t->clock, b->done_clock, t->cta->agents);
+    clock_acquire(t, b->done_clock);
     emu_maybe_preempt(t);
   }
 }

@@ -128,8 +128,7 @@ static bool finish_wait(struct warp *w)
   for(; w->executed < w->committed; w->executed++)
     execute(w, product_at(g, w->executed));
   give_accumulators(w);
-  for(int lane = 0; lane < LANES; lane++)
-    w->threads[lane].clock[w->agent] = w->cta->ticks[w->agent] - 1;
+  w->products_seen = w->cta->ticks[w->agent] - 1;
   w->fenced = false;
   w->waits = false;
   forget(w->cta, w->index / 4);

@@ -29,13 +29,13 @@ static uint16_t clock_take(struct cta *cta)
 {
   uint16_t index = (uint16_t)cta->free_clock;
   if(index != 0) {
-    cta->free_clock = cta->clocks[index][0];
-    memset(cta->clocks[index], 0, cta->max_agents * sizeof(uint32_t));
+    cta->free_clock = cta->clocks[index]->ticks[0];
+    clock_reset(cta->clocks[index], cta);
     return index;
   }
   if(cta->nclocks == cta->max_clocks) {
     const uint32_t max = cta->max_clocks == 0 ? 64 : 2 * cta->max_clocks;
-    cta->clocks = emu_need(realloc(cta->clocks, max * sizeof(*cta->clocks)));
+    cta->clocks = emu_need(realloc(cta->clocks, max * sizeof(struct clock *)));
     cta->max_clocks = max;
   }
   if(cta->nclocks == 0)
@@ -52,7 +52,7 @@ static void clock_give(struct cta *cta, uint16_t index)
 {
   if(index == 0)
     return;
-  cta->clocks[index][0] = cta->free_clock;
+  cta->clocks[index]->ticks[0] = cta->free_clock;
   cta->free_clock = index;
 }
 
@@ -74,7 +74,7 @@ static struct cell *split(struct cta *cta, uint32_t word)
       part->release = 0;
       if(whole->readers != 0) {
         part->readers = clock_take(cta);
-        memcpy(cta->clocks[part->readers], cta->clocks[whole->readers], cta->max_agents * sizeof(uint32_t));
+        memcpy(cta->clocks[part->readers]->ticks, cta->clocks[whole->readers]->ticks, cta->agents * sizeof(uint32_t));
       }
     }
     whole->parts = cta->nparts;
@@ -102,13 +102,13 @@ _Noreturn static void race(struct thread *t, enum emu_finding_kind kind, uint32_
 
 static bool covered(const struct thread *t, uint32_t agent, uint32_t tick)
 {
-  return t->clock[agent] >= tick;
+  return clock_seen(t, agent) >= tick;
 }
 
-static uint32_t unseen_reader(const struct thread *t, const uint32_t *readers)
+static uint32_t unseen_reader(const struct thread *t, const struct clock *readers)
 {
   for(uint32_t i = 0; i < t->cta->agents; i++)
-    if(readers[i] > t->clock[i])
+    if(readers->ticks[i] > t->seen->ticks[i] && !covered(t, i, readers->ticks[i]))
       return i;
   return UINT32_MAX;
 }
@@ -116,16 +116,16 @@ static uint32_t unseen_reader(const struct thread *t, const uint32_t *readers)
 static void note_read(struct thread *t, struct cell *cell, const void *pc)
 {
   struct cta *cta = t->cta;
-  const uint32_t agent = cta->reads + (uint32_t)t->self.thread, tick = t->clock[agent];
+  const uint32_t agent = cta->reads + (uint32_t)t->self.thread, tick = t->read_tick;
   if(cell->readers != 0) {
-    cta->clocks[cell->readers][agent] = tick;
+    cta->clocks[cell->readers]->ticks[agent] = tick;
   } else if(cell->read_tick == 0 || cell->read_agent == agent || covered(t, cell->read_agent, cell->read_tick)) {
     cell->read_tick = tick;
     cell->read_agent = (uint16_t)agent;
   } else {
     cell->readers = clock_take(cta);
-    cta->clocks[cell->readers][cell->read_agent] = cell->read_tick;
-    cta->clocks[cell->readers][agent] = tick;
+    cta->clocks[cell->readers]->ticks[cell->read_agent] = cell->read_tick;
+    cta->clocks[cell->readers]->ticks[agent] = tick;
   }
   cell->read_pc = emu_pc(pc);
 }
@@ -224,7 +224,7 @@ uint32_t shadow_word_taint(struct thread *t, uint32_t offset, const void *pc)
 
 void shadow_mark_object(struct thread *t, uint32_t offset, const void *pc)
 {
-  shadow_shared(t, (uint32_t)t->self.thread, t->clock[t->self.thread], offset, 8, ACCESS_WRITE, pc);
+  shadow_shared(t, (uint32_t)t->self.thread, t->tick, offset, 8, ACCESS_WRITE, pc);
   for(uint32_t word = offset / CELL_BYTES; word < offset / CELL_BYTES + 2; word++) {
     t->cta->cells[word].object = 1;
     for(uint32_t i = 0; i < CELL_BYTES && t->cta->cells[word].parts != 0; i++)
@@ -232,7 +232,7 @@ void shadow_mark_object(struct thread *t, uint32_t offset, const void *pc)
   }
 }
 
-uint32_t *shadow_release_clock(struct cta *cta, uint32_t offset, bool make)
+struct clock *shadow_release_clock(struct cta *cta, uint32_t offset, bool make)
 {
   struct cell *cell = &cta->cells[offset / CELL_BYTES];
   if(cell->release == 0 && make) {
@@ -254,7 +254,7 @@ void shadow_drop_release(struct cta *cta, uint32_t offset)
 /* Has the thread seen a fence_async_proxy of 'writer' behind its tick 'tick'? */
 static bool fence_seen(const struct thread *t, const struct thread *writer, uint32_t tick)
 {
-  const uint32_t seen = t->clock[writer->self.thread];
+  const uint32_t seen = clock_seen(t, (uint32_t)writer->self.thread);
   uint32_t low = 0, high = writer->nfences;
   while(low < high) { /* the first fence at or behind the tick */
     const uint32_t middle = (low + high) / 2;

@@ -76,16 +76,8 @@ static void act_max(struct warp *w, const void *pc)
 
 static void act_sync(struct warp *w, const void *pc)
 {
-  uint32_t all[3 * MAX_WARPS * LANES + MAX_WARPS + COPY_AGENTS];
-  const uint32_t agents = w->cta->agents;
   (void)pc;
-  memset(all, 0, agents * sizeof(all[0]));
-  for(int lane = 0; lane < LANES; lane++)
-    clock_join(all, w->threads[lane].clock, agents);
-  for(int lane = 0; lane < LANES; lane++) {
-    memcpy(w->threads[lane].clock, all, agents * sizeof(all[0]));
-    clock_tick(&w->threads[lane]);
-  }
+  clock_sync(w);
 }
 
 uint32_t emu_shuffle(uint32_t value, int source_lane)
@@ -126,12 +118,12 @@ static void open_barrier(struct cta *cta, struct named_barrier *b)
     if(!(b->waiting >> i & 1))
       continue;
     for(int lane = 0; lane < LANES; lane++) {
-      clock_join(w->threads[lane].clock, b->clock, cta->agents);
+      clock_acquire(&w->threads[lane], b->clock);
       if(w->threads[lane].wait == WAIT_BARRIER)
         emu_make_ready(&w->threads[lane]);
     }
   }
-  memset(b->clock, 0, cta->max_agents * sizeof(b->clock[0]));
+  clock_reset(b->clock, cta);
   b->expected = b->arrived = 0;
   b->warps = b->waiting = 0;
   emu_machine.changes++;

@@ -117,7 +117,7 @@ static void open_driver(struct router *r, const struct device_info *dev)
   r->config = (struct emu_driver_config){.name = dev->name, .cc_major = 9, .sms = dev->sms, .registers_per_sm = 65536, .max_threads_per_cta = 1024,
                                          .shared_bytes_per_cta = dev->shared_bytes_per_cta, .shared_bytes_per_sm = dev->shared_bytes_per_sm,
                                          .l2_bytes = 1 << 25, .memory_bytes = (size_t)4e9,
-                                         .jit = {.compiler = "c++", .template_dir = "templates", .emu_dir = "emu", .cache_dir = emu_folder}};
+                                         .jit = {.compiler = emu_compiler, .template_dir = "templates", .emu_dir = "emu", .cache_dir = emu_folder}};
   emu_driver_setup(&r->config);
   emu_driver(&r->api);
   ck_assert_int_eq(r->api.p_cuInit(0), CUDA_SUCCESS);
@@ -163,6 +163,7 @@ static void open_router(struct router *r, const struct shape *shape, int shared,
   local = (size_t)problem_stored_experts(&r->problem);
   weights = (size_t)r->problem.intermediate * (size_t)r->problem.hidden;
   scales = (size_t)((r->problem.intermediate + 127) / 128) * (size_t)(r->problem.hidden / 128);
+  emu_compile_fast();
   open_driver(r, &dev);
   open_kernel(r, &dev, shape->name);
   r->w13 = zeros(r, local * 2 * weights);
@@ -384,7 +385,8 @@ static void run_one(struct router *r, const char *name, int tokens, enum draw dr
   }
   ck_assert_msg(*status == (reported ? bit : 0), "%s: status %x", where, (unsigned)*status);
   for(int i = 0; i < tokens * r->problem.hidden; i++)
-    ck_assert_msg((((const uint16_t *)(uintptr_t)r->out)[i] & 0x7FFF) == 0, "%s: y is not zero at %d", where, i);
+    if((((const uint16_t *)(uintptr_t)r->out)[i] & 0x7FFF) != 0)
+      ck_abort_msg("%s: y is not zero at %d", where, i);
   if(given) {
     r->api.p_cuMemFree((CUdeviceptr)(uintptr_t)call.ids);
     r->api.p_cuMemFree((CUdeviceptr)(uintptr_t)call.weights);
@@ -444,14 +446,20 @@ START_TEST(a_gate_of_nan_is_reported)
 END_TEST
 
 /* ---- the arithmetic ---- */
+static void check_root(float f)
+{
+  if(!same_bits(mf_exact_sqrt(f), sqrtf(f))) /* an assertion that holds costs a write to a file */
+    ck_abort_msg("%a", (double)f);
+}
+
 /* Every mantissa in both octaves that differ, and the ends of the range. */
 START_TEST(the_root_is_rounded_right)
 {
   union mf_exact_word w;
   for(w.u = 0x3F800000u; w.u < 0x40800000u; w.u++)
-    ck_assert_msg(same_bits(mf_exact_sqrt(w.f), sqrtf(w.f)), "%a", (double)w.f);
+    check_root(w.f);
   for(w.u = 0x00800000u; w.u < 0x7F800000u; w.u += 4093)
-    ck_assert_msg(same_bits(mf_exact_sqrt(w.f), sqrtf(w.f)), "%a", (double)w.f);
+    check_root(w.f);
   ck_assert(same_bits(mf_exact_sqrt(0.0f), 0.0f));
 }
 END_TEST
@@ -480,6 +488,7 @@ START_TEST(the_whole_operator)
   s.problem = problem_of(&whole[_i]);
   s.emulation.info = emu_device_of(18);
   s.sched.family = &family_stream;
+  emu_compile_fast();
   family_stream.default_schedule(&s.problem, 3, &s.emulation.info, &s.sched);
   emu_open(&s, "templates", TOKENS_MAX, 1.5f);
   for(uint64_t seed = 1; seed <= (everything() ? 2u : 1u); seed++) {

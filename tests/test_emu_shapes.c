@@ -65,6 +65,7 @@ static const struct shape shapes[] = {
 
 static void open_shape(struct emu_subject *s, const struct shape *shape)
 {
+  emu_compile_fast();
   memset(s, 0, sizeof(*s));
   s->problem = emu_smallest_problem();
   s->problem.experts = s->problem.expert_count = EXPERTS;
