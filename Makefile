@@ -178,7 +178,7 @@ CHECK_ENV := CK_DEFAULT_TIMEOUT=60 CK_TIMEOUT_MULTIPLIER=$(if $(SANITIZE),4 ASAN
 
 # The Python package: standard library only. What needs torch is skipped without it; the last line says how much. (Not with SANITIZE=1: Python has no ASan.)
 PYTHON ?= python3
-check-python: $(BUILD)/libmoeforge.so $(BUILD)/tests/python_packages $(BUILD)/tests/libfakecuda.so $(BUILD)/tests/libfakegpu.so
+check-python: $(BUILD)/moeforge $(BUILD)/libmoeforge.so $(BUILD)/tests/python_packages $(BUILD)/tests/libfakecuda.so $(BUILD)/tests/libfakegpu.so
 	@log=$(BUILD)/tests/python.log; shown='tail -n 1'; verdict=; code=0; \
 	  MOEFORGE_BUILD=$(BUILD) PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m unittest discover -s python/tests -t python/tests >$$log 2>&1 || \
 	    { code=$$?; shown=cat; verdict=", FAILED"; }; \

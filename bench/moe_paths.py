@@ -27,8 +27,8 @@ class Policy:
     scaling: float = 1.0
 
 
-def route(logits: Tensor, policy: Policy, bias: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
-    """ids [T, k] int32 and weights [T, k] float32."""
+def route(logits: Tensor, policy: Policy, bias: Optional[Tensor] = None, stable: bool = False) -> tuple[Tensor, Tensor]:
+    """ids [T, k] int32 and weights [T, k] float32. Which of equal experts is chosen is torch's choice, or if `stable` the first, as docs/accuracy.md has it."""
     scores = logits.float().softmax(-1) if policy.score == "softmax" else logits.float().sigmoid()
     select = scores if bias is None else scores + bias
     if policy.groups > 1:
@@ -36,7 +36,7 @@ def route(logits: Tensor, policy: Policy, bias: Optional[Tensor] = None) -> tupl
         best = grouped.topk(2, dim=-1)[0].sum(-1).topk(policy.groups_kept, dim=-1)[1]
         kept = torch.zeros(grouped.shape[:2], dtype=torch.bool, device=logits.device).scatter_(1, best, True)
         select = grouped.masked_fill(~kept.unsqueeze(-1), float("-inf")).view_as(select)
-    ids = select.topk(policy.top_k, dim=-1)[1]
+    ids = select.sort(dim=-1, descending=True, stable=True)[1][:, : policy.top_k] if stable else select.topk(policy.top_k, dim=-1)[1]
     weights = scores.gather(1, ids)
     if policy.renormalize:
         weights = weights / weights.sum(-1, keepdim=True)
@@ -171,6 +171,14 @@ def torch_experts(x: Tensor, ids: Tensor, weights: Tensor, q: dict[str, Tensor],
     return (y * weights.unsqueeze(-1)).sum(1).to(x.dtype)
 
 
+def exact_experts(x: Tensor, ids: Tensor, weights: Tensor, q: dict[str, Tensor]) -> Tensor:
+    """The layer without quantisation of x and h, in float32: what errors are measured against."""
+    chosen = ids.long()
+    gate, up = torch.einsum("tkrc,tc->tkr", _gather(q["w13"], q["s13"], chosen), x.float()).chunk(2, -1)
+    y = torch.einsum("tkcn,tkn->tkc", _gather(q["w2"], q["s2"], chosen), F.silu(gate) * up)
+    return (y * weights.unsqueeze(-1)).sum(1)
+
+
 def bf16_experts(x: Tensor, ids: Tensor, weights: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
     """The unquantised layer, in the model's precision."""
     chosen = ids.long()
@@ -224,3 +232,19 @@ class MoeBlock(torch.nn.Module):
             gate, up = F.linear(x, self.shared[0]).chunk(2, -1)
             y = y + F.linear(F.silu(gate) * up, self.shared[1])
         return y.view(hidden_states.shape)
+
+
+def block_of(problem: Any, scaling: float, device: Any, seed: int) -> MoeBlock:
+    """A layer of a package's problem with random FP8 weights."""
+    scores = {0: "softmax", 1: "sigmoid"}
+    odd = (problem.zero_experts, problem.intermediate_offset, problem.shared_experts, problem.weight_on_input, problem.swiglu_limit, problem.swiglu_alpha)
+    if problem.score not in scores or problem.expert_count != problem.experts or any(odd):
+        raise SystemExit("this program knows softmax and sigmoid, all experts on one rank, whole blocks of features, and plain SiLU")
+    policy = Policy(scores[problem.score], problem.top_k, bool(problem.renormalize), problem.groups, problem.groups_kept, scaling)
+    block = MoeBlock(
+        problem.experts, problem.hidden, problem.intermediate, policy, shared=0, biased=bool(problem.select_bias), ue8m0=bool(problem.act_scale),
+        device=device, seed=seed,
+    )
+    block.drop_bf16()
+    block.logits_dtype = torch.float32 if problem.logits_dtype == 1 else torch.bfloat16
+    return block

@@ -174,10 +174,12 @@ MF_API int mf_op_max_tokens(const struct mf_op *op);
 MF_API enum mf_status mf_workspace_init(const struct mf_op *op, void *workspace, mf_stream stream);
 MF_API void mf_op_destroy(struct mf_op *op);
 
-/* Encodes the tensor maps of one layer. The weights' memory must stay where it is until the layer is destroyed. */
+/* Encodes the tensor maps of one layer; the caller's current context is left as it was. The weights' memory must stay where it is until the layer is
+ * destroyed. */
 MF_API enum mf_status mf_layer_bind(struct mf_op *op, const struct mf_weights *weights, struct mf_layer **out);
-/* Launches one layer: no allocation, no synchronisation, capturable. The op's primary context must be current (as it is in any program
- * that uses the CUDA runtime on that device). tokens > max_tokens is MF_MISS_TOKENS and launches nothing. */
+/* Launches one layer: no allocation, no synchronisation, capturable. 'stream' is one of the op's primary context; stream 0 and the per-thread default
+ * stream are those of the current context, which must then be the op's (as it is in any program that uses the CUDA runtime and has set that device).
+ * tokens > max_tokens is MF_MISS_TOKENS and launches nothing. */
 MF_API enum mf_status mf_moe_forward(const struct mf_layer *layer, const struct mf_call *call, mf_stream stream);
 MF_API void mf_layer_destroy(struct mf_layer *layer);
 

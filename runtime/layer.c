@@ -12,11 +12,23 @@ struct mf_layer {
   struct recipe_block *blocks; /* [op->nkernels] */
 };
 
+/* Fills in the argument blocks of all kernels. The driver encodes tensor maps only while a context is current. */
+static enum mf_status bind_blocks(const struct mf_op *op, const struct mf_weights *weights, struct recipe_block *blocks)
+{
+  enum mf_status rc = MF_OK;
+  if(op->api.p_cuCtxPushCurrent(op->context) != CUDA_SUCCESS)
+    return MF_ERR_DEVICE;
+  for(uint32_t i = 0; rc == MF_OK && i < op->nkernels; i++)
+    rc = recipe_bind(&op->api, op->kernels[i].recipe, &op->problem, weights, &blocks[i]);
+  op->api.p_cuCtxPopCurrent(NULL);
+  return rc;
+}
+
 enum mf_status mf_layer_bind(struct mf_op *op, const struct mf_weights *weights, struct mf_layer **out)
 {
   struct mf_layer *layer;
   struct mf_weights own;
-  enum mf_status rc = MF_OK;
+  enum mf_status rc;
   if(out == NULL)
     return MF_ERR_USAGE;
   *out = NULL;
@@ -27,10 +39,7 @@ enum mf_status mf_layer_bind(struct mf_op *op, const struct mf_weights *weights,
     return MF_ERR_NOMEM;
   layer->op = op;
   layer->blocks = aligned_alloc(_Alignof(struct recipe_block), op->nkernels * sizeof(*layer->blocks));
-  if(layer->blocks == NULL)
-    rc = MF_ERR_NOMEM;
-  for(uint32_t i = 0; rc == MF_OK && i < op->nkernels; i++)
-    rc = recipe_bind(&op->api, op->kernels[i].recipe, &op->problem, &own, &layer->blocks[i]);
+  rc = layer->blocks == NULL ? MF_ERR_NOMEM : bind_blocks(op, &own, layer->blocks);
   if(rc == MF_OK)
     *out = layer;
   else

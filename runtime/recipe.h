@@ -16,8 +16,9 @@ struct recipe_block {
 /* Magic, version, bounds of every count, offset, rank, box, enumerator; strings terminated. MF_ERR_CORRUPT or MF_ERR_NEWER_FORMAT. */
 enum mf_status recipe_validate(const struct mf_recipe *recipe, size_t bytes);
 
-/* Fills in everything that is fixed for a layer: pointers, constants, tensor maps (encoded with the driver). 'weights' strides of 0 mean dense for
- * 'problem'. MF_MISS_LAYOUT if the driver or the recipe cannot take the strides or alignment; MF_ERR_USAGE for missing pointers. */
+/* Fills in everything that is fixed for a layer: pointers, constants, tensor maps (encoded with the driver, which needs a current context for it).
+ * 'weights' strides of 0 mean dense for 'problem'. MF_MISS_LAYOUT if the driver or the recipe cannot take the strides or alignment; MF_ERR_USAGE for
+ * missing pointers. */
 enum mf_status recipe_bind(const struct cuda_api *api, const struct mf_recipe *recipe, const struct mf_problem *problem, const struct mf_weights *weights,
                            struct recipe_block *out);
 

@@ -9,8 +9,8 @@
  *            scripted hang (nothing ever completes) or fault (the next synchronisation reports it, as does everything after it).
  *   capture  launches and memsets of a capturing stream become nodes that cuGraphLaunch replays. While any stream captures, allocation and
  *            synchronisation fail as the real driver's do, which is how tests see that a forward call does neither.
- *   context  one primary context per device; what needs a current context fails without one. Kernels and streams of another context than the
- *            current one cannot be launched.
+ *   context  one primary context per device, and those that a program makes; what needs a current context fails without one. A kernel is launched in its
+ *            stream's context, whichever is current, and must be of it; a default stream's is the current one.
  *
  * One mutex guards everything; the context stack is per thread. */
 #include "fake_libcuda.h"
@@ -27,6 +27,10 @@
 #define DECLARE(name, symbol, parameters) CUresult CUDAAPI fake_##name parameters __asm__(symbol);
 CUDA_API_TABLE(DECLARE)
 CUDA_API_OPTIONAL_TABLE(DECLARE)
+/* What programs beside libmoeforge call. */
+DECLARE(cuCtxCreate, "cuCtxCreate_v2", (CUcontext *, unsigned int, CUdevice))
+DECLARE(cuCtxDestroy, "cuCtxDestroy_v2", (CUcontext))
+DECLARE(cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState", (CUdevice, unsigned int *, int *))
 #undef DECLARE
 
 #define MAX_DEVICES 8
@@ -365,6 +369,16 @@ CUresult fake_cuDevicePrimaryCtxRelease(CUdevice device)
   return fake_leave(rc);
 }
 
+CUresult fake_cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active)
+{
+  CUresult rc;
+  fake_enter();
+  rc = check_device(device);
+  *flags = 0;
+  *active = rc == CUDA_SUCCESS && fake.contexts[device].users > 0;
+  return fake_leave(rc);
+}
+
 static bool context_good(CUcontext context)
 {
   const struct context *c = (const void *)context;
@@ -389,6 +403,34 @@ CUresult fake_cuCtxPopCurrent(CUcontext *context)
   return CUDA_SUCCESS;
 }
 
+CUresult fake_cuCtxCreate(CUcontext *out, unsigned int flags, CUdevice device)
+{
+  CUresult rc;
+  (void)flags;
+  fake_enter();
+  rc = check_device(device);
+  if(rc == CUDA_SUCCESS) {
+    struct context *c = calloc(1, sizeof(*c));
+    *c = (struct context){KIND_CONTEXT, device, 1};
+    fake.alive++;
+    *out = (CUcontext)(void *)c;
+  }
+  fake_leave(rc);
+  return rc == CUDA_SUCCESS ? fake_cuCtxPushCurrent(*out) : rc;
+}
+
+CUresult fake_cuCtxDestroy(CUcontext context)
+{
+  if(!context_good(context))
+    return CUDA_ERROR_INVALID_CONTEXT;
+  if(stack.depth > 0 && stack.at[stack.depth - 1] == context)
+    stack.depth--;
+  fake_enter();
+  fake.alive--;
+  free(context);
+  return fake_leave(CUDA_SUCCESS);
+}
+
 CUresult fake_cuCtxSetCurrent(CUcontext context)
 {
   if(context != NULL && !context_good(context))
@@ -399,10 +441,16 @@ CUresult fake_cuCtxSetCurrent(CUcontext context)
   return CUDA_SUCCESS;
 }
 
+/* NULL if there is none. */
+static CUcontext current_context(void)
+{
+  return stack.depth > 0 && context_good(stack.at[stack.depth - 1]) ? stack.at[stack.depth - 1] : NULL;
+}
+
 /* Needs a current context and no fault so far; call with the lock held. */
 static CUresult usable(void)
 {
-  if(stack.depth == 0 || !context_good(stack.at[stack.depth - 1]))
+  if(current_context() == NULL)
     return CUDA_ERROR_INVALID_CONTEXT;
   return fake.faulted ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
 }

@@ -92,7 +92,7 @@ CUresult fake_cuModuleLoadData(CUmodule *out, const void *image)
     return fake_leave(rc);
   m = calloc(1, sizeof(*m));
   m->kind = KIND_MODULE;
-  m->context = stack.at[stack.depth - 1];
+  m->context = current_context();
   m->image = malloc(bytes);
   m->bytes = bytes;
   memcpy(m->image, image, bytes);
@@ -303,7 +303,7 @@ CUresult fake_cuStreamCreate(CUstream *out, unsigned int flags)
   if(rc == CUDA_SUCCESS) {
     s = calloc(1, sizeof(*s));
     s->kind = KIND_STREAM;
-    s->context = stack.at[stack.depth - 1];
+    s->context = current_context();
     fake.alive++;
     *out = (CUstream)(void *)s;
   }

@@ -136,6 +136,20 @@ static struct node *node_from(const CUlaunchConfig *config, struct function *f, 
   return n;
 }
 
+/* May the function be launched on the stream? Call with the lock held. */
+static CUresult launchable(const struct function *f, const struct stream *s)
+{
+  CUcontext context;
+  if(f == NULL || f->kind != KIND_FUNCTION || s == NULL)
+    return CUDA_ERROR_INVALID_HANDLE;
+  context = s->context != NULL ? s->context : current_context();
+  if(context == NULL)
+    return CUDA_ERROR_INVALID_CONTEXT;
+  if(f->module->context != context)
+    return CUDA_ERROR_INVALID_HANDLE;
+  return !context_good(context) ? CUDA_ERROR_INVALID_CONTEXT : fake.faulted ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
+}
+
 CUresult fake_cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params, void **extra)
 {
   struct function *f = (void *)function;
@@ -146,9 +160,7 @@ CUresult fake_cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function
   if(fake.script.light)
     return f != NULL && f->kind == KIND_FUNCTION ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
   fake_enter();
-  rc = f == NULL || f->kind != KIND_FUNCTION || s == NULL ? CUDA_ERROR_INVALID_HANDLE : usable();
-  if(rc == CUDA_SUCCESS && (f->module->context != stack.at[stack.depth - 1] || (s->context != NULL && s->context != stack.at[stack.depth - 1])))
-    rc = CUDA_ERROR_INVALID_HANDLE;
+  rc = launchable(f, s);
   if(rc == CUDA_SUCCESS && fake.script.launch_fail)
     rc = CUDA_ERROR_LAUNCH_FAILED;
   if(rc == CUDA_SUCCESS && (config->blockDimX * config->blockDimY * config->blockDimZ > 1024 || config->sharedMemBytes > (unsigned)f->shared_limit))
@@ -272,6 +284,8 @@ CUresult fake_cuTensorMapEncodeTiled(CUtensorMap *out, CUtensorMapDataType type,
 {
   struct fakecuda_map map = {.magic = FAKECUDA_MAP_MAGIC, .type = (unsigned char)type, .rank = (unsigned char)rank};
   bool good = !fake.script.map_fail && rank >= 1 && rank <= 5 && (uintptr_t)address % 16 == 0 && (uintptr_t)out % 64 == 0;
+  if(current_context() == NULL)
+    return CUDA_ERROR_INVALID_CONTEXT;
   for(cuuint32_t i = 0; good && i < rank; i++) {
     good = dim[i] >= 1 && dim[i] <= (1ull << 32) && box[i] >= 1 && box[i] <= 256 && element_stride[i] >= 1 && element_stride[i] <= 8 &&
            (i + 1 == rank || (stride[i] % 16 == 0 && stride[i] < (1ull << 40)));

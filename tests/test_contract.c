@@ -1,61 +1,14 @@
 /* test_contract.c - what libmoeforge promises an engine: a forward call is one launch and nothing else, layers may share a workspace, streams and GPUs do
  * not meet, misses come at create and bind, structs of older and newer callers work.
  *
- * The op's driver table is replaced by traps for the time of a forward call: whatever but cuLaunchKernelEx is called counts. The heap is watched by
- * standing in for malloc (with AddressSanitizer: by its hooks). */
+ * The op's driver table is replaced by traps for the time of a forward call: whatever but cuLaunchKernelEx is called counts, and so does every call to the
+ * heap (heap_watch.h). */
 #include "fake_libcuda.h"
+#include "heap_watch.h"
 #include "package_fixture.h"
 
 #include <check.h>
 #include <stddef.h>
-
-/* ---- the heap ---- */
-static _Thread_local volatile int watching, heap_calls; /* volatile: compilers know that malloc() does not touch them */
-
-static void heap_call(void)
-{
-  heap_calls = heap_calls + watching;
-}
-
-#ifdef __SANITIZE_ADDRESS__
-int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void *, size_t), void (*on_free)(const volatile void *));
-
-static void on_malloc(const volatile void *p, size_t bytes)
-{
-  (void)p, (void)bytes;
-  heap_call();
-}
-
-static void on_free(const volatile void *p)
-{
-  (void)p;
-  heap_call();
-}
-
-static void watch_heap(void)
-{
-  ck_assert_int_ne(__sanitizer_install_malloc_and_free_hooks(on_malloc, on_free), 0);
-}
-#else
-void *__libc_malloc(size_t bytes);
-void *__libc_calloc(size_t count, size_t bytes);
-void *__libc_realloc(void *p, size_t bytes);
-void *__libc_memalign(size_t alignment, size_t bytes);
-void __libc_free(void *p);
-
-/* libc's own calls come here, too. */
-#pragma GCC visibility push(default)
-void *malloc(size_t bytes) { heap_call(); return __libc_malloc(bytes); }
-void *calloc(size_t count, size_t bytes) { heap_call(); return __libc_calloc(count, bytes); }
-void *realloc(void *p, size_t bytes) { heap_call(); return __libc_realloc(p, bytes); }
-void *aligned_alloc(size_t alignment, size_t bytes) { heap_call(); return __libc_memalign(alignment, bytes); }
-void free(void *p) { heap_call(); __libc_free(p); }
-#pragma GCC visibility pop
-
-static void watch_heap(void)
-{
-}
-#endif
 
 /* ---- the driver ---- */
 static int trapped, launches;
@@ -309,34 +262,88 @@ START_TEST(streams_have_their_own_workspaces)
 END_TEST
 
 /* ---- several GPUs ---- */
-/* Whatever is current, every call but forward leaves it current; forward wants its own. */
+static void make_current(const struct rig *r, int gpu)
+{
+  ck_assert_int_eq(r->api.p_cuCtxSetCurrent(gpu < 0 ? NULL : r->gpu[gpu].context), CUDA_SUCCESS);
+}
+
+/* Is the context of 'gpu' (-1: none) current, and nothing else on the stack? */
+static void expect_current(const struct rig *r, int gpu)
+{
+  CUcontext top;
+  if(gpu >= 0) {
+    ck_assert_int_eq(r->api.p_cuCtxPopCurrent(&top), CUDA_SUCCESS);
+    ck_assert_ptr_eq(top, r->gpu[gpu].context);
+  }
+  ck_assert_int_eq(r->api.p_cuCtxPopCurrent(&top), CUDA_ERROR_INVALID_CONTEXT);
+  make_current(r, gpu);
+}
+
+/* Whatever is current (-1: nothing), every call leaves it current. Forward follows its stream: stream 0 is the current context's. */
 START_TEST(two_gpus_in_one_process)
 {
   const struct mf_problem problem = fixture_problem();
   struct rig r;
   struct mf_layer *layer[2];
+  CUstream stream[2];
   rig_start(&r, 2, "devices=2");
-  for(int current = 0; current < 2; current++) {
-    CUcontext after;
+  for(int gpu = 0; gpu < 2; gpu++) {
+    make_current(&r, gpu);
+    ck_assert_int_eq(r.api.p_cuStreamCreate(&stream[gpu], 0), CUDA_SUCCESS);
+  }
+  for(int current = -1; current < 2; current++) {
     struct mf_op *op;
-    ck_assert_int_eq(r.api.p_cuCtxSetCurrent(r.gpu[current].context), CUDA_SUCCESS);
-    for(int gpu = 0; gpu < 2; gpu++)
+    make_current(&r, current);
+    for(int gpu = 0; gpu < 2; gpu++) {
       layer[gpu] = bind(&r, gpu, 0);
-    ck_assert_int_eq(mf_op_create(r.pkg, &problem, 1 - current, 8, &op), MF_OK);
-    mf_op_destroy(op);
-    ck_assert_int_eq(r.api.p_cuCtxPopCurrent(&after), CUDA_SUCCESS);
-    ck_assert_ptr_eq(after, r.gpu[current].context);
-    ck_assert_int_eq(r.api.p_cuCtxPopCurrent(&after), CUDA_ERROR_INVALID_CONTEXT); /* nothing more on the stack */
-    ck_assert_int_eq(r.api.p_cuCtxPushCurrent(r.gpu[current].context), CUDA_SUCCESS);
+      expect_current(&r, current);
+      ck_assert_int_eq(mf_op_create(r.pkg, &problem, gpu, 8, &op), MF_OK);
+      expect_current(&r, current);
+      mf_op_destroy(op);
+      expect_current(&r, current);
+    }
     for(int gpu = 0; gpu < 2; gpu++) {
       const struct mf_call call = call_of(&r, gpu, 3, 0);
       r.seen.count = 0;
       ck_assert_int_eq(mf_moe_forward(layer[gpu], &call, NULL), gpu == current ? MF_OK : MF_ERR_DEVICE);
       ck_assert_int_eq(r.seen.count, gpu == current);
+      ck_assert_int_eq(mf_moe_forward(layer[gpu], &call, stream[gpu]), MF_OK);
+      ck_assert_int_eq(mf_moe_forward(layer[gpu], &call, stream[1 - gpu]), MF_ERR_DEVICE);
+      ck_assert_int_eq(r.seen.count, 1 + (gpu == current));
+      expect_current(&r, current);
       mf_layer_destroy(layer[gpu]);
     }
   }
+  for(int gpu = 0; gpu < 2; gpu++)
+    ck_assert_int_eq(r.api.p_cuStreamDestroy(stream[gpu]), CUDA_SUCCESS);
   rig_end(&r);
+}
+END_TEST
+
+/* Neither does a bind that fails change what is current: the driver refuses the maps, pointers are missing, the context cannot be had. */
+START_TEST(failed_binds_leave_the_context)
+{
+  for(int current = -1; current < 1; current++) {
+    struct rig r;
+    struct mf_weights w;
+    struct mf_layer *layer;
+    rig_start(&r, 1, "map_fail");
+    make_current(&r, current);
+    w = weights_of(&r, 0, 0);
+    ck_assert_int_eq(mf_layer_bind(r.gpu[0].op, &w, &layer), MF_MISS_LAYOUT);
+    expect_current(&r, current);
+    w.w13 = NULL;
+    ck_assert_int_eq(mf_layer_bind(r.gpu[0].op, &w, &layer), MF_ERR_USAGE);
+    expect_current(&r, current);
+    w = weights_of(&r, 0, 0);
+    trapped = 0;
+    set_traps(r.gpu[0].op);
+    ck_assert_int_eq(mf_layer_bind(r.gpu[0].op, &w, &layer), MF_ERR_DEVICE);
+    ck_assert_int_eq(trapped, 1); /* the push: nothing is taken back that was not made current */
+    r.gpu[0].op->api = real;
+    expect_current(&r, current);
+    rig_end(&r);
+  }
 }
 END_TEST
 
@@ -504,6 +511,7 @@ int main(void)
   tcase_add_test(tc, layers_share_a_workspace);
   tcase_add_test(tc, streams_have_their_own_workspaces);
   tcase_add_test(tc, two_gpus_in_one_process);
+  tcase_add_test(tc, failed_binds_leave_the_context);
   tcase_add_test(tc, failed_creates_leave_nothing);
   tcase_add_test(tc, contexts_are_released_in_balance);
   tcase_add_test(tc, no_miss_at_the_first_token);

@@ -1,7 +1,7 @@
 /* test_emu_batch.c - the kernel family `batch` on the emulated device: launches of 9 to 32 tokens under every kind of routing, of other token counts one
  * after the other on one workspace, judged by the staged gates (tuner/check.c): routing exactly, h to the last bits against the reference, y given the
  * kernel's own h likewise. Rows cover each number of token groups, h over x and beside it, rings that come round soon, every kind of remainder that N, K
- * and the rows of w2 can have, and the router's policies. Races, missing fences and deadlocks are findings of the emulator.
+ * and the rows of w2 can have, up to 22 experts per token, and the router's policies. Races, missing fences and deadlocks are findings of the emulator.
  * MOEFORGE_EMU_BATCH=N in the environment runs N times as many seeds, all cases of all rows, and says when a row is through. */
 #include "emu_batch_fixture.h"
 
@@ -33,15 +33,30 @@ static const struct batch_row rows[] = {
      .score = MF_SCORE_GIVEN, .groups = 1, .kept = 1, .begin = 290, .count = 10, .zero = 20, .token_groups = 2, .seeds = 1, .cases = {{16, ZIPF, 1}, {9, MISSING, 2}, {13, TIES, 3}}},
     {.name = "weights on the input, limit, alpha, a shared expert", .sms = 17, .hidden = 1024, .intermediate = 80, .offset = 80, .experts = 16, .top_k = 3, .score = MF_SCORE_SIGMOID, .groups = 1,
      .kept = 1, .count = 16, .shared = 1, .on_input = 1, .limit = 0.5f, .alpha = 1.702f, .token_groups = 3, .overlay = 1, .seeds = 1, .cases = {{24, UNIFORM, 1}, {17, MISSING, 2}}},
+    {.name = "ten ranks, h over x and the partial sums, remainders", .sms = 18, .hidden = 1152, .intermediate = 80, .offset = 80, .experts = 16, .top_k = 10,
+     .token_groups = 2, .ring = 4, .overlay = 1, .seeds = 1, .cases = {{16, UNIFORM, 1}, {9, ZIPF, 2}, {13, CONCENTRATED, 3}}},
+    {.name = "twenty-two ranks, slots' numbers of two bytes, another rank's experts, gated shared ones", .sms = 16, .hidden = 1024, .intermediate = 16, .offset = 112,
+     .experts = 512, .top_k = 20, .score = MF_SCORE_SIGMOID, .bias = 1, .f32 = 1, .groups = 4, .kept = 3, .begin = 256, .count = 256, .shared = 2 + MF_SHARED_GATED,
+     .token_groups = 2, .overlay = 1, .seeds = 1, .cases = {{9, ZIPF, 1}, {16, TIES, 2}}},
     {.name = "gated shared expert, eight ranks", .sms = 16, .hidden = 1024, .intermediate = 64, .experts = 32, .top_k = 7, .shared = 1 + MF_SHARED_GATED, .token_groups = 3,
      .overlay = 1, .seeds = 1, .cases = {{19, ZIPF, 1}}},
     {.name = "two shared experts, another rank's routed ones", .sms = 17, .hidden = 1024, .intermediate = 32, .experts = 64, .top_k = 4, .score = MF_SCORE_SIGMOID,
      .bias = 1, .groups = 1, .kept = 1, .begin = 32, .count = 32, .shared = 2, .token_groups = 2, .seeds = 1, .cases = {{10, TIES, 2}, {16, UNIFORM, 1}}},
     {.name = "limit, SiLU", .sms = 16, .hidden = 1024, .intermediate = 32, .experts = 16, .top_k = 2, .limit = 1.0f, .token_groups = 2, .seeds = 1,
      .cases = {{16, ZIPF, 1}}},
+    {.name = "more than 256 slots", .sms = 16, .hidden = 1024, .intermediate = 16, .experts = 320, .top_k = 9, .token_groups = 4, .overlay = 1, .seeds = 1,
+     .cases = {{29, DISPERSED, 1}, {26, UNIFORM, 2}}},
+    {.name = "given, twenty-two ranks beside x, another rank's experts, zero experts", .sms = 17, .hidden = 1024, .intermediate = 16, .experts = 40, .top_k = 22,
+     .score = MF_SCORE_GIVEN, .groups = 1, .kept = 1, .begin = 20, .count = 20, .zero = 8, .token_groups = 4, .overlay = -1, .seeds = 1,
+     .cases = {{26, MISSING, 1}, {32, UNIFORM, 2}}},
+    {.name = "nine ranks, slabs", .sms = 64, .hidden = 1024, .intermediate = 48, .offset = 96, .experts = 16, .top_k = 8, .groups = 1, .kept = 1, .count = 16, .shared = 1,
+     .token_groups = 2, .ring = 4, .overlay = 1, .seeds = 1, .cases = {{9, CONCENTRATED, 1}}},
+    {.name = "ten ranks, weights on the input, limit, alpha", .sms = 17, .hidden = 1024, .intermediate = 80, .offset = 80, .experts = 16, .top_k = 9,
+     .score = MF_SCORE_SIGMOID, .groups = 1, .kept = 1, .count = 16, .shared = 1, .on_input = 1, .limit = 0.5f, .alpha = 1.702f, .token_groups = 3, .overlay = 1, .seeds = 1,
+     .cases = {{24, UNIFORM, 1}, {17, MISSING, 2}}},
 };
 #define ROWS ((int)(sizeof(rows) / sizeof(rows[0])))
-#define ROWS_BY_DEFAULT 12 /* the others are combinations of what these have: only with the variable set */
+#define ROWS_BY_DEFAULT 14 /* the others are combinations of what these have: only with the variable set */
 
 START_TEST(launches_are_right)
 {

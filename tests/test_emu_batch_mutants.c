@@ -1,6 +1,6 @@
 /* test_emu_batch_mutants.c - does the emulated device find what may be wrong with the family `batch`? After test_emu_mutants.c: each row breaks the kernel in
  * one place, and the emulator or a gate has to find it under a few seeds. The rows are about what this family does in its own way: groups of tokens, stages
- * that belong to one warpgroup, a producer that is one lane, the scheduler's queue, h where x was. With MOEFORGE_MUTANTS=text in the environment only rows
+ * that belong to one warpgroup, a producer that is one lane, the scheduler's queue, h where x was, many ranks. With MOEFORGE_MUTANTS=text in the environment only rows
  * with the text in their names are run, under as many seeds as it takes, and what is found is printed: for writing rows. */
 #include "emu_batch_fixture.h"
 
@@ -49,6 +49,23 @@ static const struct mutant variant_mutants[] = {
     {"weights_on_the_input_count_again", "batch/handoff.cuh", "L::Shape::kWeightOnInput ? 1.0f : c.sm", "c.sm", {GATE(GATE_Y_GIVEN_H)}, 1},
     {"h_rows_without_the_shared_expert_s", "batch/handoff.cuh", "(token * L::kRanks + rank_at(", "(token * L::kTopK + rank_at(", {EMU_DEADLOCK, EMU_RACE, GATE(GATE_H)}, 1},
 };
+/* More than eight ranks: other tables of slots and ranks, h sets over the partial sums. */
+static const struct batch_row many = {
+    .name = "many ranks", .sms = 17, .hidden = 1024, .intermediate = 48, .offset = 96, .experts = 16, .top_k = 9, .groups = 1, .kept = 1, .count = 16, .shared = 1,
+    .token_groups = 2, .ring = 4, .overlay = 1, .cases = {{16, CONCENTRATED, 1}}};
+static const struct mutant many_mutants[] = {
+    {"ranks_of_the_second_group_where_bytes_would_have_them", "batch/layout.cuh", "(token & ~7) * (L::kPassBits / 8) + rank", "(token & ~7) + rank",
+     {GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE), EMU_RACE, EMU_DEADLOCK}, 1},
+    {"ranks_from_eight_on_are_not_found", "batch/layout.cuh", "first < L::kRankSlots; first += kInTwo", "first < kInTwo; first += kInTwo",
+     {GATE(GATE_H), EMU_DEADLOCK, EMU_RACE, GATE(GATE_FINITE)}, 1},
+    {"ranks_from_eight_on_are_not_multiplied", "batch/layout.cuh", "0xFFFFFFFFu >> (32 - L::kPassBits)", "255u", {GATE(GATE_Y_GIVEN_H)}, 1},
+    {"high_ranks_over_partial_sums_in_use", "batch/up.cuh", "    stream::hand_over(c, item, consumer, L::kEndOfUnits, nothing);\n  if(L::kOverSums && c.lane == 0)\n    hw::mbarrier_arrive(&sm.barrier.x_free);",
+     "  {\n    if(L::kOverSums && c.lane == 0 && item + L::kReduceBuffers == end)\n      hw::mbarrier_arrive(&sm.barrier.x_free);\n    stream::hand_over(c, item, consumer, L::kEndOfUnits, nothing);\n  }",
+     {EMU_RACE, EMU_EARLY_OVERWRITE, GATE(GATE_H)}, 2},
+    {"y_s_sums_over_h_in_use", "batch/down.cuh", "    hw::barrier_sync(L::kBarrierOutput, L::kConsumerThreads); // h sets lie there: all consumers are through with them\n", "    hw::sync_warp();\n",
+     {EMU_RACE, EMU_EARLY_OVERWRITE, GATE(GATE_Y_GIVEN_H)}, 2},
+};
+#define MANY_MUTANTS ((int)(sizeof(many_mutants) / sizeof(many_mutants[0])))
 #define VARIANT_MUTANTS ((int)(sizeof(variant_mutants) / sizeof(variant_mutants[0])))
 #define MUTANTS ((int)(sizeof(mutants) / sizeof(mutants[0])))
 
@@ -91,10 +108,22 @@ static bool expected(const struct mutant *mutant, int kind)
   return false;
 }
 
+/* The i-th mutant of all tables; returns what it is a mutant of. */
+static const struct batch_row *mutant_of(int i, const struct mutant **mutant)
+{
+  if(i < MUTANTS) {
+    *mutant = &mutants[i];
+    return &subject;
+  }
+  i -= MUTANTS;
+  *mutant = i < VARIANT_MUTANTS ? &variant_mutants[i] : &many_mutants[i - VARIANT_MUTANTS];
+  return i < VARIANT_MUTANTS ? &variant : &many;
+}
+
 START_TEST(a_mutant_is_found)
 {
-  const struct mutant *mutant = _i < MUTANTS ? &mutants[_i] : &variant_mutants[_i - MUTANTS];
-  const struct batch_row *row = _i < MUTANTS ? &subject : &variant;
+  const struct mutant *mutant;
+  const struct batch_row *row = mutant_of(_i, &mutant);
   const char *only = getenv("MOEFORGE_MUTANTS");
   const int most = only != NULL ? 3 * MOST_SEEDS : mutant->seeds;
   struct emu_subject s;
@@ -120,11 +149,12 @@ END_TEST
 
 START_TEST(the_kernel_is_clean)
 {
-  const struct batch_row *row = _i == 0 ? &subject : &variant;
+  static const struct batch_row *const clean[] = {&subject, &variant, &many};
+  const struct batch_row *row = clean[_i];
   struct emu_subject s;
   emu_compile_fast();
   batch_open(&s, row, "templates");
-  for(int seed = 1; seed <= MOST_SEEDS; seed++) {
+  for(int seed = 1; seed <= (row == &many ? 2 : MOST_SEEDS); seed++) { /* as many as mutants are given */
     struct emu_outcome o;
     emu_run(&s, 1.0f, row->cases, batch_ncases(row), 2, (uint64_t)seed, &o);
     ck_assert_msg(o.passed, "seed %d: %s", seed, o.text);
@@ -141,8 +171,8 @@ int main(void)
   int failed;
   if(!emu_folder_make())
     return EXIT_FAILURE;
-  tcase_add_loop_test(found, a_mutant_is_found, 0, MUTANTS + VARIANT_MUTANTS);
-  tcase_add_loop_test(passes, the_kernel_is_clean, 0, 2);
+  tcase_add_loop_test(found, a_mutant_is_found, 0, MUTANTS + VARIANT_MUTANTS + MANY_MUTANTS);
+  tcase_add_loop_test(passes, the_kernel_is_clean, 0, 3);
   tcase_set_timeout(found, 240);
   tcase_set_timeout(passes, 240);
   suite_add_tcase(suite, found);

@@ -63,22 +63,27 @@ static const struct {
   const char *shape, *device;
   int tokens;
   int ring, overlay, low_ranks, down_rows, down_kblocks;
+  int shared; /* experts fused into the routed ones: a rank more each */
 } compiled[] = {
-    {"qwen3.5-35b-a3b", "h200", 16, 12, 0, 8, 16, 4},     {"qwen3.5-35b-a3b", "h200", 24, 12, 1, 4, 16, 4},
-    {"qwen3.5-35b-a3b", "h200", 32, 8, 1, 4, 16, 4},      {"deepseek-v3.1-tp8", "h200", 16, 8, 1, 4, 56, 1},
-    {"glm-5-tp8", "h200", 16, 8, 0, 8, 48, 1},           {"qwen3.5-122b-a10b", "h200", 9, 8, 1, 5, 24, 2},
-    {"qwen3-30b-a3b", "h200", 24, 4, 1, 6, 16, 3},        {"minimax-m2-tp2", "h200", 24, 4, 1, 4, 24, 2},
-    {"qwen3-235b-a22b-tp4", "h100-pcie", 16, 8, 0, 8, 40, 1}, {"kimi-k2-tp8", "h200", 16, 8, 1, 4, 56, 1},
-    {"tiny", "h200", 32, 12, 0, 2, 8, 2},
+    {"qwen3.5-35b-a3b", "h200", 16, 12, 0, 8, 16, 4, 0},     {"qwen3.5-35b-a3b", "h200", 24, 12, 1, 4, 16, 4, 0},
+    {"qwen3.5-35b-a3b", "h200", 32, 8, 1, 4, 16, 4, 0},      {"deepseek-v3.1-tp8", "h200", 16, 8, 1, 4, 56, 1, 0},
+    {"glm-5-tp8", "h200", 16, 8, 0, 8, 48, 1, 0},           {"qwen3.5-122b-a10b", "h200", 9, 8, 1, 5, 24, 2, 0},
+    {"qwen3-30b-a3b", "h200", 24, 4, 1, 6, 16, 3, 0},        {"minimax-m2-tp2", "h200", 24, 4, 1, 4, 24, 2, 0},
+    {"qwen3-235b-a22b-tp4", "h100-pcie", 16, 8, 0, 8, 40, 1, 0}, {"kimi-k2-tp8", "h200", 16, 8, 1, 4, 56, 1, 0},
+    {"tiny", "h200", 32, 12, 0, 2, 8, 2, 0},                 {"qwen3-next-80b-a3b", "h200", 16, 8, 0, 10, 16, 4, 0},
+    {"qwen3-next-80b-a3b", "h200", 24, 8, 1, 5, 16, 4, 0},   {"qwen3-next-80b-a3b", "h200", 32, 4, 1, 5, 16, 4, 0},
+    {"deepseek-v3.1-tp8", "h200", 16, 8, 1, 5, 56, 1, 1},    {"kimi-k2-tp8", "h200", 16, 8, 1, 5, 56, 1, 1},
+    {"glm-5-tp8", "h200", 16, 8, 0, 9, 48, 1, 1},
 };
 
 START_TEST(host_and_kernel_agree)
 {
   const struct device_info dev = device(compiled[_i].device);
-  const struct mf_problem p = problem(compiled[_i].shape);
+  struct mf_problem p = problem(compiled[_i].shape);
   struct schedule sched = {.family = &family_batch};
   struct verdict why = {0};
   struct mf_batch_meta meta;
+  p.shared_experts = compiled[_i].shared;
   family_batch.default_schedule(&p, compiled[_i].tokens, &dev, &sched);
   agree(&p, &sched, &dev, &meta);
   ck_assert_int_eq((int)meta.token_groups, (compiled[_i].tokens + 7) / 8);
@@ -103,6 +108,7 @@ static const struct {
     {2048, 256, 0, 1024, 8, MF_SCORE_SIGMOID, 1, 1, 32, 9, 0, 1024, 0, 16},   {2048, 128, 0, 384, 6, MF_SCORE_SQRT_SOFTPLUS, 1, 0, 1, 1, 0, 384, 0, 32},
     {2048, 256, 0, 256, 8, MF_SCORE_SOFTMAX, 1, 1, 1, 1, 128, 128, 256, 32},  {1664, 352, 96, 8, 2, MF_SCORE_SOFTMAX, 0, 0, 1, 1, 0, 8, 0, 17},
     {2048, 512, 0, 256, 8, MF_SCORE_GIVEN, 0, 0, 1, 1, 0, 256, 0, 32},        {2560, 160, 32, 1000, 6, MF_SCORE_GIVEN, 0, 0, 1, 1, 500, 250, 20, 24},
+    {2048, 128, 0, 896, 22, MF_SCORE_SIGMOID, 1, 1, 2, 1, 448, 448, 0, 16}, {1152, 80, 80, 64, 12, MF_SCORE_SOFTMAX, 1, 0, 1, 1, 32, 32, 64, 24},
 };
 
 START_TEST(odd_shapes_agree)
@@ -143,6 +149,7 @@ static const struct {
     {32, {PLAIN, ALL(128), .top_k = 7, .intermediate = 384, .score = MF_SCORE_SIGMOID, .logits_dtype = MF_DTYPE_F32, .shared_experts = 1 + MF_SHARED_GATED}},
     {24, {PLAIN, .experts = 256, .expert_begin = 64, .expert_count = 64, .top_k = 6, .intermediate = 256, .shared_experts = 2}},
     {32, {.hidden = 2048, .groups = 1, .groups_kept = 1, ALL(512), .top_k = 7, .intermediate = 128, .score = MF_SCORE_GIVEN, .shared_experts = 1, .weight_on_input = 1}},
+    {32, {.hidden = 2048, .groups = 1, .groups_kept = 1, ALL(512), .top_k = 20, .intermediate = 128, .score = MF_SCORE_GIVEN, .shared_experts = 2 + MF_SHARED_GATED}},
 };
 
 START_TEST(variants_agree)
@@ -170,11 +177,11 @@ START_TEST(what_is_refused)
     long nearest;
   } rows[] = {
       {"qwen3.5-35b-a3b", 8, 0, 0, 0, 0, "tokens", 9},        {"qwen3.5-35b-a3b", 33, 0, 0, 0, 0, "tokens", 32},
-      {"qwen3.5-35b-a3b", 16, 0, 9, 0, 0, "top_k", 8},        {"qwen3.5-35b-a3b", 16, 24, 0, 0, 0, "intermediate", 32},
-      {"qwen3.5-35b-a3b", 16, 0, 0, 0, 1, "top_k", 7},
-      {"deepseek-v3.1-tp8", 17, 0, 0, 0, 0, "memory", -1},    {"glm-5-tp8", 24, 0, 0, 0, 0, "memory", -1},
-      {"qwen3.5-35b-a3b", 16, 0, 0, 520, 0, "experts", 512},
-      {"qwen3.5-122b-a10b", 24, 0, 0, 0, 0, "memory", -1},    {"qwen3.5-35b-a3b", 16, 4096, 0, 0, 0, "memory", -1},
+      {"qwen3.5-35b-a3b", 16, 0, 23, 0, 0, "top_k", 22},      {"qwen3.5-35b-a3b", 16, 24, 0, 0, 0, "intermediate", 32},
+      {"qwen3.5-35b-a3b", 16, 0, 22, 0, 1, "top_k", 21},      {"qwen3.5-35b-a3b", 32, 0, 11, 0, 0, "memory", 24},
+      {"deepseek-v3.1-tp8", 17, 0, 0, 0, 0, "memory", 16},    {"glm-5-tp8", 24, 0, 0, 0, 0, "memory", 16},
+      {"qwen3.5-35b-a3b", 16, 0, 0, 520, 0, "experts", 512},  {"kimi-k2-tp8", 16, 0, 9, 1024, 0, "experts", 896},
+      {"qwen3.5-122b-a10b", 24, 0, 0, 0, 0, "memory", 16},    {"qwen3.5-35b-a3b", 16, 4096, 0, 0, 0, "memory", -1},
   };
   const struct device_info dev = device("h200");
   for(int i = 0; i < ROWS(rows); i++) {

@@ -450,24 +450,6 @@ START_TEST(bind_refuses)
 }
 END_TEST
 
-/* The caller's current context is what it was. */
-START_TEST(context_is_restored)
-{
-  const struct mf_problem problem = fixture_problem();
-  CUcontext current;
-  struct mf_op *op;
-  struct bench b;
-  bench_start(&b, "devices=2");
-  ck_assert_int_eq(mf_op_create(b.pkg, &problem, 1, 8, &op), MF_OK);
-  ck_assert_int_eq(b.api.p_cuCtxPopCurrent(&current), CUDA_SUCCESS);
-  ck_assert_ptr_eq(current, b.context);
-  ck_assert_int_eq(b.api.p_cuCtxPopCurrent(&current), CUDA_ERROR_INVALID_CONTEXT);
-  ck_assert_int_eq(b.api.p_cuCtxPushCurrent(b.context), CUDA_SUCCESS);
-  mf_op_destroy(op);
-  bench_end(&b);
-}
-END_TEST
-
 struct thread_work {
   const struct bench *bench;
   int tokens;
@@ -544,7 +526,6 @@ int main(void)
   tcase_add_test(calls, forward_in_a_graph);
   tcase_add_test(calls, forward_failures);
   tcase_add_test(calls, bind_refuses);
-  tcase_add_test(calls, context_is_restored);
   tcase_add_test(calls, threads_share_a_layer);
   tcase_add_test(calls, destroy_takes_null);
   tcase_add_test(calls, statuses_have_names);

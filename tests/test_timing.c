@@ -32,6 +32,9 @@ struct script {
   unsigned random;
 };
 
+#define SECOND_HEATS (3 * policy.second_heat_rounds) /* under the three other routing inputs */
+#define ROUNDS (policy.heat_rounds + SECOND_HEATS + 4 * policy.final_rounds) /* of a finalist */
+
 /* A store in memory. */
 struct memory {
   struct sample samples[MAX_SAMPLES];
@@ -252,12 +255,12 @@ START_TEST(tensor_floor)
   ck_assert(isnan(rows[0].objective_floors.tensor_us) && isnan(rows[0].floors[0].tensor_us));
   ck_assert_double_eq_tol(rows[0].objective_floors.copy_us, 5, 1e-9);
   setup();
-  dev.tensor_from = policy.heat_rounds + policy.final_rounds; /* the last round of the first input: the others have it in all */
+  dev.tensor_from = policy.heat_rounds + SECOND_HEATS + policy.final_rounds; /* the last round of the first input: the others have it in all */
   ck_ok(race(2, 4, NULL));
   ck_assert_double_eq_tol(rows[0].floors[0].tensor_us, 6, 1e-9);
   ck_assert_double_eq_tol(rows[0].objective_floors.tensor_us, 6, 1e-9);
   setup();
-  dev.tensor_from = policy.heat_rounds + policy.final_rounds + 1; /* the first input has none: nor has the mix */
+  dev.tensor_from = policy.heat_rounds + SECOND_HEATS + policy.final_rounds + 1; /* the first input has none: nor has the mix */
   ck_ok(race(2, 4, NULL));
   ck_assert(isnan(rows[0].objective_floors.tensor_us));
   ck_assert_double_eq_tol(rows[0].floors[1].tensor_us, 6, 1e-9);
@@ -277,7 +280,7 @@ START_TEST(slow_ones_leave)
     ck_assert_double_eq_tol(rows[i].median_us[0], 10 + (double)i, 0.2); /* the heat is known */
     ck_assert(isnan(rows[i].median_us[1]));
   }
-  ck_assert_int_eq(dev.runs[0], policy.heat_rounds + 4 * policy.final_rounds);
+  ck_assert_int_eq(dev.runs[0], ROUNDS);
 }
 END_TEST
 
@@ -356,11 +359,27 @@ START_TEST(drift_cancels)
 }
 END_TEST
 
+/* Far from the best under the first input, by little; the best over the mix: the second heat keeps it. */
+START_TEST(second_heat_knows_the_mix)
+{
+  size_t i;
+  dev.noise = 0;
+  for(i = 0; i < 40; i++)
+    dev.us[i] = 10 + 0.001 * (double)i;
+  dev.routing_factor[39][ROUTING_CONCENTRATED] = 0.5;
+  ck_ok(race(40, 4, NULL));
+  ck_assert_int_eq(finalists(40), policy.max_finalists);
+  ck_assert(rows[39].finalist && !rows[policy.max_finalists - 1].finalist);
+  ck_assert_uint_eq(best_row(40), 39);
+  ck_assert_int_eq(dev.runs[20], policy.heat_rounds + SECOND_HEATS); /* stays for both heats */
+}
+END_TEST
+
 /* Half of the rounds on a slower machine: neither of two equals is better for it, and the interval does not widen. */
 START_TEST(runs_are_not_pooled_blindly)
 {
   dev.us[1] = 10.1;
-  mem.stop_after = 8; /* after the heat and 4 rounds */
+  mem.stop_after = 8; /* after the heats and a round or two */
   ck_assert_int_eq(race(2, 4, NULL), MF_ERR_INTERRUPTED);
   mem.stop_after = 0;
   dev.clock = 1.3;
@@ -422,7 +441,7 @@ START_TEST(interrupted_and_resumed)
   ck_ok(race(6, 4, NULL));
   rounds = dev.rounds_run;
   samples = mem.count;
-  ck_assert_int_eq(rounds, policy.heat_rounds + 4 * policy.final_rounds);
+  ck_assert_int_eq(rounds, ROUNDS);
   for(stop = 1; stop <= rounds; stop++) {
     setup();
     dev.us[1] = 10.2;
@@ -438,14 +457,14 @@ START_TEST(interrupted_and_resumed)
 }
 END_TEST
 
-/* Opening builds graphs: once per profile, and once more where finalists are fewer than those of the heat. */
+/* Opening builds graphs: once per profile and heat or final. */
 START_TEST(profiles_stay_open)
 {
   dev.us[1] = 10.2;
   ck_ok(race(2, 4, NULL));
-  ck_assert_int_eq(dev.profiles_opened, 4);
+  ck_assert_int_eq(dev.profiles_opened, 8);
   ck_ok(race(6, 5, NULL));
-  ck_assert_int_eq(dev.profiles_opened, 4 + 5);
+  ck_assert_int_eq(dev.profiles_opened, 8 + 8);
 }
 END_TEST
 
@@ -456,8 +475,8 @@ START_TEST(new_candidate_runs_alone)
   ck_ok(race(2, 4, NULL));
   ck_ok(race(3, 4, NULL));
   nothing_twice();
-  ck_assert_int_eq(dev.runs[0], policy.heat_rounds + 4 * policy.final_rounds);
-  ck_assert_int_eq(dev.runs[2], policy.heat_rounds + 4 * policy.final_rounds);
+  ck_assert_int_eq(dev.runs[0], ROUNDS);
+  ck_assert_int_eq(dev.runs[2], ROUNDS);
   ck_assert(rows[2].finalist);
 }
 END_TEST
@@ -540,7 +559,7 @@ START_TEST(progress_is_told)
 {
   ck_ok(race(4, 4, NULL));
   ck_assert_str_eq(mem.what, "dispersed");
-  ck_assert_uint_eq(mem.total, (size_t)(policy.heat_rounds + 4 * policy.final_rounds));
+  ck_assert_uint_eq(mem.total, (size_t)ROUNDS);
   ck_assert_uint_eq(mem.done, mem.total - 1);
 }
 END_TEST
@@ -572,7 +591,7 @@ int main(void)
   TCase *tcase = tcase_create(name);
   SRunner *runner;
   const TTest *const tests[] = {
-      median_and_interval, interval_covers, right_winner, tensor_floor, slow_ones_leave, best_round_counts, default_and_incumbent_never_leave, no_more_than_max_finalists,
+      median_and_interval, interval_covers, right_winner, tensor_floor, slow_ones_leave, best_round_counts, default_and_incumbent_never_leave, no_more_than_max_finalists, second_heat_knows_the_mix,
       objective_is_the_mix, drift_cancels, runs_are_not_pooled_blindly, kernel_that_does_not_take_the_tokens, warm_store_measures_nothing,
       interrupted_and_resumed, profiles_stay_open, new_candidate_runs_alone, retime_takes_the_latest, impossible_samples_are_measured_again, failures_are_passed_up,
       sink_failure_ends_it, impossible_time, wrong_arguments, progress_is_told, default_policy_is_affordable,

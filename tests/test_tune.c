@@ -188,12 +188,12 @@ START_TEST(debug_kernels_are_never_winners)
 }
 END_TEST
 
-/* tests/gpu/coexist on the package of a test, with the steps that a scripted GPU can play; its launches in graphs write zeros, which must be found. */
-static void expect_coexist(const char *steps, int code, const char *says)
+/* A program of tests/gpu on the package of a test, with the steps that a scripted GPU can play; its launches in graphs write zeros, which must be found. */
+static void expect_program(const char *program, const char *steps, int code, const char *says)
 {
   char command[8192], text[8192] = "";
   FILE *f;
-  snprintf(command, sizeof(command), "'%s/gpu/coexist' '%s/p.moeforge' %s 2>&1", tool.libraries, tool.folder, steps);
+  snprintf(command, sizeof(command), "'%s/gpu/%s' '%s/p.moeforge' %s 2>&1", tool.libraries, program, tool.folder, steps);
   f = popen(command, "r");
   ck_assert_ptr_nonnull(f);
   ck_assert_uint_lt(fread(text, 1, sizeof(text) - 1, f), sizeof(text) - 1);
@@ -213,9 +213,14 @@ START_TEST(what_does_not_serve_is_not_shipped)
   ck_assert_int_eq(number("work.db", "SELECT count(*) FROM artifact WHERE instr(cubin, CAST('handoff.cuh' AS BLOB)) > 0"), 1);
   tool_run(&tool, "export tiny -o %s/p.moeforge", tool.folder);
   tool_expect(&tool, 0);
-  expect_coexist("poison pair", 0, "all as alone");
-  expect_coexist("graph", 1, "8 of 8 launches are not as alone");
-  expect_coexist("poison nosuch", 2, "no step \"nosuch\"");
+  expect_program("coexist", "poison pair", 0, "all as alone");
+  expect_program("coexist", "graph", 1, "8 of 8 launches are not as alone");
+  expect_program("coexist", "poison nosuch", 2, "no step \"nosuch\"");
+  expect_program("several", "same", 77, "not run: GPUs: 1");
+  tool_gpu(&tool, "libfakegpu.so", "sms=132,devices=3");
+  expect_program("several", "same calls wrong turns threads release workspace", 0, "all as alone, on 3 GPUs");
+  expect_program("several", "graphs", 1, "24 of 24 launches are not as alone");
+  tool_gpu(&tool, "libfakegpu.so", "sms=132");
   tool_run(&tool, "show tiny --store %s/nothing.db", tool.folder);
   ck_assert_msg(tool.code != 0 || strstr(tool.out, "-ho1") == NULL, "%s", tool.out);
   tool_run(&tool, TUNE " --line-info --store moeforge-work.db");

@@ -20,7 +20,7 @@ START_TEST(plan_counts_both_families)
   tool_run(&tool, "plan " SPEC " --device h200 --tokens 1-8,33 --quiet");
   refused(4, "for 33 tokens: rule tokens: 9 to 32 tokens");
   tool_run(&tool, "plan specs/models/deepseek-v3.1-tp8.yaml --device h200 --tokens 8,16,24 --quiet");
-  refused(4, "for 24 tokens: rule memory:");
+  refused(4, "for 24 tokens: rule memory: x and h of so many tokens and the smallest ring do not fit into shared memory (nearest legal value 16)");
 }
 END_TEST
 

@@ -19,8 +19,10 @@
 #define H_LOADERS 6
 #define ROUTERS 16
 #define THREADS 640
+#define FEW_RANKS 8           /* experts per token up to which tables of slots and ranks are made of bytes */
 #define SLAB_ROWS 16          /* of w2 per CTA: four k-blocks are one product */
 #define MAX_PROBABILITIES 512 /* a lane has 16 of them, and as many logits */
+#define MAX_SCORES 896        /* where more than FEW_RANKS experts are chosen by them: with 1024 registers are spilled */
 #define ALL_STATIC 1000       /* more rounds than any problem has: no tickets */
 #define DEFAULT_RING 12       /* deeper ones gained nothing in the prototype */
 #define SHALLOW_RING 8        /* below, h of the higher ranks rather goes where x was */
@@ -41,8 +43,8 @@ static const struct knob knobs[BATCH_KNOBS] = {
 /* Rules about the problem itself are those of `stream`, by its names. */
 #define RULES_TABLE(X)                                                                                          \
   X(RULE_TOKENS, "tokens", "9 to 32 tokens")                                                                    \
-  X(RULE_TOP_K, "top_k", "at most 8 experts per token, shared ones included: their ranks are a byte")           \
-  X(RULE_EXPERTS, "experts", "at most 512 logits per token where a probability selects: registers")             \
+  X(RULE_TOP_K, "top_k", "at most 22 experts per token, shared ones included")                                   \
+  X(RULE_EXPERTS, "experts", "at most 512 logits per token where a probability selects, 896 where scores select more than 8 experts: registers") \
   X(RULE_MEMORY, "memory", "x, h and the smallest ring fit into shared memory")                                 \
   X(RULE_OVERLAY, "overlay", "h of a rank must fit where x was, and there must be a second rank")               \
   X(RULE_FLIGHT, "flight", "no more stages in flight than the ring has")                                        \
@@ -69,8 +71,9 @@ struct layout {
   int down_row_blocks;    /* scale blocks that a CTA's rows touch */
   int down_kblocks;       /* k-blocks per down copy */
   int turn_slots;         /* turns that the scheduler may be ahead */
-  int low_ranks;          /* ranks whose h does not lie where x was */
+  int low_ranks;          /* ranks whose h does not lie where x (and with many ranks the partial sums) was */
   int slots;              /* active experts at most */
+  int rank_slots, pass_words, slot_bytes; /* tables of slots and ranks: entries per token, words per slot, bytes of a slot's number */
   long shared_bytes;
 };
 
@@ -106,22 +109,32 @@ static long shared_size(const struct mf_problem *p, const struct layout *l, int 
   const long stages = (long)ring * STAGE_BYTES, scores = 8L * ROUTERS * columns; /* share their space */
   long at = align_up(stages > scores ? stages : scores, 1024) + 1024L * l->groups * (l->kblocks + l->low_ranks * l->hblocks);
   at += 8L * 32 * 16 * REDUCE_BUFFERS;
-  at += align_up(4L * l->kblocks * l->tokens + 4L * local + 4L * align_up(l->slots, 4), 16); /* cleared */
+  at += align_up(4L * l->kblocks * l->tokens + 4L * local + 4L * align_up((long)l->slots * l->pass_words, 4), 16); /* cleared */
   at += 8L * l->turn_slots * l->kblocks;
   at = align_up(at, 16) + 16L * l->turn_slots;
   at += 32L * l->groups * ranks * l->hblocks + 4L * l->slots * l->down_row_blocks * l->hblocks + 4L * l->tokens * ranks;
   at += 2L * 4 * l->slots;
-  at = align_up(at, 8) + 8L * l->tokens + (long)ranks * l->tokens;
-  at += 4L + 2L * 4 * REDUCE_BUFFERS + 2L * 4 * H_LOADERS + 4L * ring + local;
+  at = align_up(at, 8) + (long)(l->rank_slots + ranks) * l->tokens * l->slot_bytes;
+  at += 4L + 2L * 4 * REDUCE_BUFFERS + 2L * 4 * H_LOADERS + 4L * ring + local * l->slot_bytes;
   at = align_up(at, 8) + 8L * (2 * REDUCE_BUFFERS + 3 * l->turn_slots + 1 + 2 * ring);
   return align_up(at, 1024);
 }
 
-/* Ranks whose h has room where a group's x was: half of them at most. */
-static int most_high_ranks(const struct mf_problem *p)
+/* Ranks whose h has room where x was, with many ranks also where the partial sums were: half of them at most. */
+static int most_high_ranks(const struct mf_problem *p, int groups)
 {
-  const int fit = p->hidden / 128 / ceil_div(p->intermediate_offset + p->intermediate, 128);
+  const int atoms = groups * (p->hidden / 128) + (problem_ranks(p) > FEW_RANKS ? 4 * REDUCE_BUFFERS : 0);
+  const int fit = atoms / (groups * ceil_div(p->intermediate_offset + p->intermediate, 128));
   return fit < problem_ranks(p) / 2 ? fit : problem_ranks(p) / 2;
+}
+
+static void size_rank_tables(const struct mf_problem *p, struct layout *l)
+{
+  const int ranks = problem_ranks(p);
+  const bool many = ranks > FEW_RANKS;
+  l->rank_slots = (int)align_up(ranks, 8);
+  l->pass_words = ceil_div(l->groups * (!many ? 8 : ranks <= 16 ? 16 : 32), 32);
+  l->slot_bytes = l->slots > 256 || (l->slots == 256 && many) ? 2 : 1;
 }
 
 static struct layout make_layout(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev)
@@ -140,20 +153,30 @@ static struct layout make_layout(const struct mf_problem *p, const struct schedu
   l.down_row_blocks = 128 % l.down_rows == 0 ? 1 : 2;
   l.down_kblocks = down_kblocks(l.hblocks, l.down_rows);
   l.turn_slots = ring / l.unit_stages + 2;
-  l.low_ranks = problem_ranks(p) - (sched->value[KNOB_OVERLAY] ? most_high_ranks(p) : 0);
+  l.low_ranks = problem_ranks(p) - (sched->value[KNOB_OVERLAY] ? most_high_ranks(p, l.groups) : 0);
   l.slots = (l.tokens * p->top_k < p->expert_count ? l.tokens * p->top_k : p->expert_count) + problem_shared(p);
+  size_rank_tables(p, &l);
   l.shared_bytes = shared_size(p, &l, ring);
   return l;
 }
 
-/* Of the smallest schedule. */
+/* Of the smallest schedule for so many groups. */
 static long least_shared_bytes(const struct mf_problem *p, int groups, const struct device_info *dev)
 {
   struct schedule least = {.family = &family_batch};
   least.value[KNOB_GROUPS] = groups;
   least.value[KNOB_RING] = knobs[KNOB_RING].values[0];
-  least.value[KNOB_OVERLAY] = most_high_ranks(p) > 0;
+  least.value[KNOB_OVERLAY] = most_high_ranks(p, groups) > 0;
   return make_layout(p, &least, dev).shared_bytes;
+}
+
+/* The most tokens, in whole groups, whose x and h fit with the smallest ring; -1: not even those of the fewest groups do. */
+static int most_tokens(const struct mf_problem *p, const struct device_info *dev)
+{
+  int groups = MF_BATCH_MAX_GROUPS;
+  while(groups >= MF_BATCH_MIN_GROUPS && least_shared_bytes(p, groups, dev) > dev->shared_bytes_per_cta)
+    groups--;
+  return groups >= MF_BATCH_MIN_GROUPS ? 8 * groups : -1;
 }
 
 static enum mf_status reject(struct verdict *why, enum batch_rule rule, long have, long allowed, long nearest, const char *detail)
@@ -164,6 +187,17 @@ static enum mf_status reject(struct verdict *why, enum batch_rule rule, long hav
 }
 
 /* ---- what the family serves ---- */
+
+/* Logits of a token that its router has registers for. */
+static int most_columns(const struct mf_problem *p)
+{
+  const int scoring = stream_scoring(p);
+  if(scoring == MF_STREAM_PROBABILITY)
+    return MAX_PROBABILITIES;
+  if(scoring == MF_STREAM_GIVEN || problem_ranks(p) <= FEW_RANKS || (scoring == MF_STREAM_SOFTMAX && p->logits_dtype == MF_DTYPE_BF16))
+    return MF_STREAM_MAX_COLUMNS;
+  return MAX_SCORES;
+}
 
 static enum mf_status batch_serves(const struct mf_problem *p, int tokens, const struct device_info *dev, struct verdict *why)
 {
@@ -176,11 +210,12 @@ static enum mf_status batch_serves(const struct mf_problem *p, int tokens, const
   rc = stream_serves_problem(p, dev, why);
   if(rc != MF_OK)
     return rc;
-  if(stream_scoring(p) == MF_STREAM_PROBABILITY && p->experts + p->zero_experts > MAX_PROBABILITIES)
-    return reject(why, RULE_EXPERTS, p->experts + p->zero_experts, MAX_PROBABILITIES, MAX_PROBABILITIES, NULL);
+  if(p->experts + p->zero_experts > most_columns(p))
+    return reject(why, RULE_EXPERTS, p->experts + p->zero_experts, most_columns(p), most_columns(p), NULL);
   least_bytes = least_shared_bytes(p, groups_for(tokens), dev);
   if(least_bytes > dev->shared_bytes_per_cta)
-    return reject(why, RULE_MEMORY, least_bytes, dev->shared_bytes_per_cta, -1, "x and h of so many tokens and the smallest ring do not fit into shared memory");
+    return reject(why, RULE_MEMORY, least_bytes, dev->shared_bytes_per_cta, most_tokens(p, dev),
+                  "x and h of so many tokens and the smallest ring do not fit into shared memory");
   return MF_OK;
 }
 
@@ -217,7 +252,7 @@ static void batch_default_schedule(const struct mf_problem *p, int tokens, const
   out->value[KNOB_GROUPS] = groups_for(tokens);
   out->value[KNOB_OVERLAY] = 0;
   ring = deepest_ring(p, out, dev, DEFAULT_RING);
-  if(ring < SHALLOW_RING && most_high_ranks(p) > 0) {
+  if(ring < SHALLOW_RING && most_high_ranks(p, out->value[KNOB_GROUPS]) > 0) {
     out->value[KNOB_OVERLAY] = 1;
     ring = deepest_ring(p, out, dev, DEFAULT_RING);
   }

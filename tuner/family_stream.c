@@ -18,7 +18,7 @@
 #define MIN_COLUMNS 8         /* of the router logits: one 16-byte piece of bf16 */
 
 static const struct knob knobs[STREAM_KNOBS] = {
-    [KNOB_RING] = {"ring_stages", "ring", "16 KB weight stages in shared memory", true, true, 4, {4, 6, 8, 10}},
+    [KNOB_RING] = {"ring_stages", "ring", "16 KB weight stages in shared memory", true, true, 7, {4, 5, 6, 7, 8, 9, 10}},
     [KNOB_LOADERS] = {"h_loaders", "ld", "warps that fetch and quantise h", true, true, 2, {2, 4}},
     [KNOB_LOOKAHEAD] = {"ticket_lookahead", "la", "turns between drawing a ticket and its use", true, false, 2, {2, 4}},
     [KNOB_FLIGHT] = {"flight", "fl", "stages in flight per CTA", false, true, 4, {3, 4, 5, 6}},
@@ -41,6 +41,7 @@ static const struct knob knobs[STREAM_KNOBS] = {
   X(RULE_FEATURE, "feature", "no gated shared experts where weights multiply the input")                       \
   X(RULE_DOWN_ROWS, "down_rows", "at most 64 rows of w2 per CTA")                                             \
   X(RULE_RING, "ring", "the scale slots must outlive the ring")                                               \
+  X(RULE_DEPTH, "depth", "of odd rings only the deepest that fits into shared memory: the others are not worth a kernel of their own")     \
   X(RULE_FLIGHT, "flight", "no more stages in flight than the ring has")                                      \
   X(RULE_PDL, "pdl", "0 or 1")                                                                                \
   X(RULE_EQUIVALENT, "equivalent", "another schedule in the space does exactly the same")
@@ -239,6 +240,14 @@ static void stream_default_schedule(const struct mf_problem *p, int tokens, cons
   }
 }
 
+/* Whether the schedule would fit into shared memory with another ring. */
+static bool ring_fits(const struct mf_problem *p, const struct schedule *sched, int ring, const struct device_info *dev)
+{
+  struct schedule other = *sched;
+  other.value[KNOB_RING] = ring;
+  return stream_shared_bytes(p, &other, dev) <= dev->shared_bytes_per_cta;
+}
+
 static enum mf_status stream_constrain(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev, struct verdict *why)
 {
   const struct stream_layout l = stream_make_layout(p, sched, dev);
@@ -248,6 +257,8 @@ static enum mf_status stream_constrain(const struct mf_problem *p, const struct 
     return rc;
   if(ring > (l.scale_slots - 1) * l.unit_stages + 1)
     return reject(why, RULE_RING, ring, (l.scale_slots - 1) * l.unit_stages + 1, (l.scale_slots - 1) * l.unit_stages + 1, NULL);
+  if(ring % 2 != 0 && ring_fits(p, sched, ring + 1, dev))
+    return reject(why, RULE_DEPTH, ring, ring + 1, ring + 1, NULL);
   if(flight > ring || first_down > ring)
     return reject(why, RULE_FLIGHT, flight > ring ? flight : first_down, ring, ring, NULL);
   if(sched->value[KNOB_PDL] > 1)

@@ -1,6 +1,7 @@
 /* space.c - see space.h. Enumeration is a walk over knob vectors; what may not stay is decided by limits_before_compile() alone. */
 #include "space.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -209,9 +210,13 @@ enum mf_status space_enumerate_counts(const struct mf_problem *problem, const st
   struct verdict why = {0};
   enum mf_status rc = MF_OK;
   for(int i = 0; i < ntokens; i++) {
-    if(!is_served(problem, tokens[i], dev, &why))
-      return error_set(err, MF_ERR_UNSUPPORTED, "no kernel family serves this shape for %d tokens: rule %s: %s", tokens[i],
-                       why.rule != NULL ? why.rule : "none", why.detail);
+    char nearest[48] = "";
+    if(is_served(problem, tokens[i], dev, &why))
+      continue;
+    if(why.rule != NULL && why.nearest >= 0)
+      snprintf(nearest, sizeof(nearest), " (nearest legal value %ld)", why.nearest);
+    return error_set(err, MF_ERR_UNSUPPORTED, "no kernel family serves this shape for %d tokens: rule %s: %s%s", tokens[i], why.rule != NULL ? why.rule : "none",
+                     why.detail, nearest);
   }
   for(int i = 0; i < 2 * ntokens && rc == MF_OK; i++)
     rc = walk_count(&w, tokens[i % ntokens], effort, i < ntokens);

@@ -2,9 +2,9 @@
  *
  * One token count, four routing inputs:
  *
- *   profile       uniform                     zipf           concentrated   dispersed
- *   rounds        0..2 heat | 3..11 final     3..11 final    3..11 final    3..11 final
- *   candidates    all       | finalists       finalists      finalists      finalists
+ *   profile       uniform                     zipf                        concentrated, dispersed
+ *   rounds        0..2 heat | 3..11 final     0 heat    | 3..11 final     likewise
+ *   candidates    all       | finalists       survivors | finalists       survivors | finalists
  *
  * A *grid* holds one profile: for each candidate and round a sample, known or measured. Filling in a grid goes round by round; the candidates
  * that lack the round are the ones that run in it. In a fresh run that is everybody alive; after an interruption it is everybody from the first missing
@@ -21,6 +21,7 @@
 void timing_policy_default(struct timing_policy *policy)
 {
   policy->heat_rounds = 3;
+  policy->second_heat_rounds = 1;
   policy->final_rounds = 9; /* the interval of the median is then the 2nd to the 8th value: 96 % */
   policy->launches = 24;
   policy->leave_ratio = 1.06;
@@ -237,29 +238,45 @@ static void judge(struct race *race, int first, int end, int entry, struct timin
 }
 
 /* ---- who goes on ---- */
-/* The living candidate, not pinned, with the worst median; 'count' if there is none. Of equals the last. */
+/* The candidate's time over the routing mix, as its row has it. */
+static double over_the_mix(const struct race *race, const struct timing_row *row)
+{
+  double us = 0;
+  int r;
+  for(r = 0; r < race->spec->nmix; r++)
+    us += race->spec->mix[r].weight * row->median_us[r];
+  return us;
+}
+
+/* The living candidate, not pinned, with the worst time over the mix; 'count' if there is none. Of equals the last. */
 static size_t slowest(const struct race *race, const bool *pinned, const struct timing_row *rows)
 {
   size_t i, worst = race->count;
   for(i = 0; i < race->count; i++)
-    if(race->alive[i] && !pinned[i] && (worst == race->count || rows[i].median_us[0] >= rows[worst].median_us[0]))
+    if(race->alive[i] && !pinned[i] && (worst == race->count || over_the_mix(race, &rows[i]) >= over_the_mix(race, &rows[worst])))
       worst = i;
   return worst;
 }
 
-/* After the heat: the clearly slower leave, then the slowest until max_finalists are left. */
-static void thin_out(struct race *race, const bool *pinned, const struct timing_row *rows, const double *best)
+/* After the first heat the clearly slower leave. */
+static void send_home(struct race *race, const bool *pinned, const struct timing_row *rows, const double *best)
 {
   double best_median = (double)INFINITY;
-  size_t i, left = 0;
+  size_t i;
   for(i = 0; i < race->count; i++)
     if(race->alive[i] && rows[i].median_us[0] < best_median)
       best_median = rows[i].median_us[0];
-  for(i = 0; i < race->count; i++) {
+  for(i = 0; i < race->count; i++)
     if(race->alive[i] && !pinned[i] && best[i] > best_median * race->policy->leave_ratio)
       race->alive[i] = false;
+}
+
+/* After the second heat the slowest leave until max_finalists are left. */
+static void thin_out(struct race *race, const bool *pinned, const struct timing_row *rows)
+{
+  size_t i, left = 0;
+  for(i = 0; i < race->count; i++)
     left += race->alive[i];
-  }
   while(left > (size_t)race->policy->max_finalists) {
     i = slowest(race, pinned, rows);
     if(i == race->count)
@@ -293,12 +310,21 @@ static void weigh(const struct race *race, struct timing_row *rows)
 static enum mf_status heat(struct race *race, const bool *pinned, struct timing_row *rows, double *best, struct error *err)
 {
   enum mf_status rc;
+  int r;
   load_known(race, race->spec->mix[0].kind);
   rc = run_rounds(race, "heat", 0, race->policy->heat_rounds, race->spec->mix[0].kind, err);
   if(rc != MF_OK)
     return rc;
   judge(race, 0, race->policy->heat_rounds, 0, rows, best);
-  thin_out(race, pinned, rows, best);
+  send_home(race, pinned, rows, best);
+  for(r = 1; r < race->spec->nmix; r++) {
+    load_known(race, race->spec->mix[r].kind);
+    rc = run_rounds(race, "second heat", 0, race->policy->second_heat_rounds, race->spec->mix[r].kind, err);
+    if(rc != MF_OK)
+      return rc;
+    judge(race, 0, race->policy->second_heat_rounds, r, rows, NULL);
+  }
+  thin_out(race, pinned, rows);
   return MF_OK;
 }
 
@@ -307,8 +333,7 @@ static enum mf_status finals(struct race *race, struct timing_row *rows, struct 
   enum mf_status rc = MF_OK;
   int r;
   for(r = 0; r < race->spec->nmix && rc == MF_OK; r++) {
-    if(r > 0)
-      load_known(race, race->spec->mix[r].kind);
+    load_known(race, race->spec->mix[r].kind);
     rc = run_rounds(race, routing_name(race->spec->mix[r].kind), race->policy->heat_rounds, race->rounds, race->spec->mix[r].kind, err);
     if(rc == MF_OK)
       judge(race, race->policy->heat_rounds, race->rounds, r, rows, NULL);
@@ -332,7 +357,7 @@ static void clear_row(struct timing_row *row, size_t candidate, bool is_default)
 
 static enum mf_status check_arguments(const struct timing_policy *policy, const struct model_spec *spec, size_t count, struct error *err)
 {
-  if(policy->heat_rounds < 1 || policy->final_rounds < 1 || policy->launches < 1 || policy->max_finalists < 1 || !(policy->leave_ratio >= 1))
+  if(policy->heat_rounds < 1 || policy->second_heat_rounds < 1 || policy->final_rounds < 1 || policy->launches < 1 || policy->max_finalists < 1 || !(policy->leave_ratio >= 1))
     return error_set(err, MF_ERR_INTERNAL, "timing policy: expected at least one round, launch and finalist, and a leave_ratio of at least 1");
   if(spec->nmix < 1 || spec->nmix > MAX_ROUTING_MIX || count == 0)
     return error_set(err, MF_ERR_INTERNAL, "timing of %s: expected 1 to %d routing inputs and at least one candidate, got %d and %zu", spec->name,
@@ -389,7 +414,7 @@ enum mf_status timing_run(const struct timing_policy *policy, const struct model
   if(rc != MF_OK)
     return rc;
   race.rounds = policy->heat_rounds + policy->final_rounds;
-  race.total = (size_t)policy->heat_rounds + (size_t)policy->final_rounds * (size_t)spec->nmix;
+  race.total = (size_t)policy->heat_rounds + (size_t)policy->second_heat_rounds * (size_t)(spec->nmix - 1) + (size_t)policy->final_rounds * (size_t)spec->nmix;
   best = calloc(count, sizeof(*best));
   stays = calloc(count, sizeof(*stays));
   if(best == NULL || stays == NULL || !allocate(&race)) {

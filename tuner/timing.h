@@ -1,7 +1,8 @@
 /* timing.h - which candidate is fastest: interleaved rounds under several routing inputs, with racing.
  *
  * Timing talks to the device through two functions, so that tests can script the times. For each token count: a *heat* of all candidates
- * under the first routing input; those clearly slower than the best leave; the rest run under every routing input of the mix for more rounds.
+ * under the first routing input; those clearly slower than the best leave. A second heat of the rest under the other inputs: what is
+ * best for the mix need not be among the best under its first input. The best by both run under every routing input for more rounds.
  * The default schedule and the incumbent never leave. Every round's samples go to the sink (and the store) before the next starts; samples
  * that the store already has for the same timing key are used, not measured again. */
 #ifndef MOEFORGE_TUNER_TIMING_H
@@ -10,14 +11,16 @@
 #include "error.h"
 #include "types.h"
 
-#define TIMING_POLICY_VERSION 1
+#define TIMING_POLICY_VERSION 2
 
-/* Costs, for n candidates and m routing inputs: heat_rounds * n + final_rounds * m * max_finalists replays of 'launches' launches. */
+/* Costs, for n candidates, of which s survive the first heat, and m routing inputs: heat_rounds * n + second_heat_rounds * (m - 1) * s + final_rounds * m * max_finalists
+ * replays of 'launches' launches. */
 struct timing_policy {
-  int heat_rounds;       /* rounds of the heat */
+  int heat_rounds;       /* rounds of the first heat */
+  int second_heat_rounds; /* of the second, under each of the other inputs */
   int final_rounds;      /* rounds of each final */
   int launches;          /* per graph */
-  double leave_ratio;    /* leaves the heat if its best round is slower than this x the best median */
+  double leave_ratio;    /* leaves the first heat if its best round is slower than this x the best median */
   int max_finalists;
   uint32_t seed;         /* routing seed set; reporting uses another */
 };

@@ -13,7 +13,7 @@ import unittest.mock
 from typing import Any, Iterator
 
 import reference
-from support import HAS_GIVEN, HAS_SHARED, Gpu, PackageCase, driver
+from support import BUILD, HAS_GIVEN, HAS_SHARED, Gpu, PackageCase, driver
 
 import moeforge
 
@@ -275,6 +275,46 @@ class Threads(TorchCase):
                 thread.start()
                 thread.join()
         self.assertEqual(results, ["refused", "launched"])
+
+    def test_a_thread_on_two_devices(self) -> None:
+        """Each launch finds its device's context current, whichever device torch is on; contexts are retained once for each device, not at each turn."""
+        library = ctypes.CDLL(str(BUILD / "tests" / "libfakecuda.so"))
+        contexts = [ctypes.c_void_p(), ctypes.c_void_p()]
+        current, used, results = [0], set(), []
+
+        @contextlib.contextmanager
+        def guard(device: Any) -> Iterator[None]:  # what torch does: a real call, there and back
+            before, current[0] = current[0], device.index
+            library.cuCtxSetCurrent(contexts[device.index])
+            yield
+            current[0] = before
+            library.cuCtxSetCurrent(contexts[before])
+
+        def work(layers: list[Any], call: dict[str, int]) -> None:
+            runtime = mt._Cuda()
+            for on, target in ((0, 0), (0, 1), (0, 0), (1, 1), (1, 0), (1, 1), (0, 0), (1, 1)):
+                current[0] = on
+                if on in used:  # torch believes to be on a device that it has not used yet without a call
+                    library.cuCtxSetCurrent(contexts[on])
+                used.add(on)
+                with runtime.on(torch.device("cuda", target)):
+                    layers[target].forward(**call)
+                results.append(current[0] == on)
+
+        with driver("devices=2"), Gpu() as gpu, moeforge.load(self.path("fixture")) as package, contextlib.ExitStack() as stack:
+            ops = [stack.enter_context(package.op(package.problem(), index)) for index in range(2)]
+            layers = [stack.enter_context(op.bind(moeforge.Weights(0x10000, 0x20000, 0x30000, 0x40000))) for op in ops]
+            for index, context in enumerate(contexts):
+                self.assertEqual(library.cuDevicePrimaryCtxRetain(ctypes.byref(context), index), 0)
+            call = {"tokens": 1, "x": 0x100000, "logits": 0x200000, "out": 0x300000, "workspace": gpu.upload(bytes(ops[0].workspace_size))}
+            stack.enter_context(unittest.mock.patch.object(torch.cuda, "current_device", lambda: current[0]))
+            stack.enter_context(unittest.mock.patch.object(torch.cuda, "device", guard))
+            before = library.fakecuda_alive()
+            thread = threading.Thread(target=work, args=(layers, call))
+            thread.start()
+            thread.join()
+            self.assertEqual(library.fakecuda_alive() - before, 2)
+        self.assertEqual(results, [True] * 8)
 
 
 class Workspaces(TorchCase):

@@ -1,4 +1,4 @@
-"""Run by test_bench.py with TRITON_INTERPRET=1: the Triton path of bench/moe_paths.py against the torch path."""
+"""Run by test_bench.py with TRITON_INTERPRET=1: the Triton paths of bench/moe_paths.py and bench/triton_grouped.py against the torch path."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from triton.runtime import interpreter
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 import moe_paths  # noqa: E402
+from triton_grouped import Grouped  # noqa: E402
 
 _convert = interpreter._convert_float
 
@@ -37,5 +38,20 @@ for tokens, ue8m0, top_k in ((1, False, 2), (3, False, 4), (2, True, 2), (1, Tru
         results[path] = block(x).float()
     error = float((results["torch"] - results["triton"]).norm() / results["torch"].norm())
     assert error < 5e-3, (tokens, ue8m0, top_k, error)  # sums in another order
+    cases += 1
+for tokens, ue8m0, rows, policy in (
+    (1, False, 128, moe_paths.Policy(top_k=3)),
+    (5, False, 64, moe_paths.Policy("sigmoid", 2, renormalize=False, scaling=1.5)),
+    (17, True, 128, moe_paths.Policy("sigmoid", 4, groups=4, groups_kept=2, scaling=2.5)),
+):
+    block = moe_paths.MoeBlock(16, 256, 128, policy, shared=0, biased=policy.groups > 1, ue8m0=ue8m0, device="cpu", seed=tokens)
+    x = torch.randn(tokens, 256, generator=torch.Generator().manual_seed(9)).bfloat16()
+    logits = torch.nn.functional.linear(x, block.gate)
+    logits[-1] = logits[0]  # two tokens with the same experts
+    ids, weights = moe_paths.route(logits, policy, block.bias, stable=True)
+    expected = moe_paths.torch_experts(x, ids, weights, block.q, ue8m0).float()
+    grouped = Grouped(16, 256, 128, policy, ue8m0, tokens, "cpu")
+    error = float(((grouped.run(block, x, logits, rows).float() - expected).norm(dim=-1) / expected.norm(dim=-1)).max())
+    assert torch.equal(grouped.ids, ids) and error < 5e-3, (tokens, policy, error)
     cases += 1
 print(f"{cases} cases equal")

@@ -3,7 +3,8 @@
 // Who runs it   both consumer warpgroups of the CTAs below kDownCtas; they take turns at stages.
 // Reads         the ring, down_scale[], the h sets, h_scale, passes[], slot_by_rank[].
 // Writes        y, kDownRows rows of every token; reduce[group] on the way.
-// Waits for     full[] of each of its stages, h_loaded[] of each pass's loader; at the end kBarrierOutput among the consumers.
+// Waits for     full[] of each of its stages, h_loaded[] of each pass's loader; at the end kBarrierOutput among the consumers (kOverSums: also ahead of
+//               writing reduce[], where h sets of the others' last products may lie).
 // Visible by    empty[], as soon as all lanes have the stage in registers; y by the end of the kernel.
 // No deadlock   the producer's down stages wait for no h; the loaders wait for no consumer's down progress.
 //
@@ -44,7 +45,7 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
   MF_LOOP
   for(int i = consumer >> 2; i < stages; i += 2) {
     const int slot = i / L::kDownPieces, piece = i - slot * L::kDownPieces;
-    const uint32_t passes = sm.cleared.passes[slot];
+    const Passes<L> passes(c, slot);
     hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitDownStage);
     MF_LOOP
     for(int j = 0; j < kProducts; ++j) {
@@ -63,24 +64,24 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
       hw::widen(wide, rows);
       MF_UNROLL
       for(int g = 0; g < L::kGroups; ++g) {
-        uint32_t left = passes >> (8 * g) & 255;
+        uint32_t left = passes.of(g);
         MF_LOOP
         while(left != 0) {
           const int rank = hw::lowest_bit(left), item = slot * L::kGroups + g;
           const int half = L::kOverlay && rank >= L::kLowRanks;
           left &= left - 1;
-          const uint32_t slots = *(const uint16_t *)&sm.slot_by_rank[rank][8 * g + column];
+          const uint32_t slots = *(const typename L::TwoSlots *)&sm.slot_by_rank[rank][8 * g + column];
           hw::wait_shared_at_least(&sm.h_loaded[half][item % L::kHLoaders], item / L::kHLoaders + 1, c.dog, L::kWaitH);
           hw::Columns h;
           hw::load_columns(h, hw::columns_at(h_base, L::h_set(g, rank) + ahead * 1024), 0);
           const hw::F32x2 sh = hw::load_shared_unordered((const hw::F32x2 *)&sm.h_scale[g * L::kRanks + rank][block][column]);
           float d[4];
           hw::multiply(d, wide, h);
-          if((slots & 255) == (uint32_t)slot) {
+          if((slots & L::kNoSlot) == (uint32_t)slot) {
             sum[g][0] = hw::fma_rn(d[0], low * sh.x, sum[g][0]);
             sum[g][2] = hw::fma_rn(d[2], high * sh.x, sum[g][2]);
           }
-          if(slots >> 8 == (uint32_t)slot) {
+          if(slots >> L::kSlotBits == (uint32_t)slot) {
             sum[g][1] = hw::fma_rn(d[1], low * sh.y, sum[g][1]);
             sum[g][3] = hw::fma_rn(d[3], high * sh.y, sum[g][3]);
           }
@@ -97,6 +98,8 @@ MF_DEVICE void store_rows(const Context<L> &c, int consumer, const float (&sum)[
 {
   constexpr int kRows = L::kSlab ? 16 : 64, kCount = kRows * L::kMaxTokens;
   auto &sm = c.sm;
+  if constexpr(L::kOverSums)
+    hw::barrier_sync(L::kBarrierOutput, L::kConsumerThreads); // h sets lie there: all consumers are through with them
   MF_UNROLL
   for(int g = 0; g < L::kGroups; ++g)
     sm.reduce[g][consumer][c.lane] = hw::F32x4{sum[g][0], sum[g][1], sum[g][2], sum[g][3]};

@@ -13,10 +13,10 @@
 //   Reads       published[], tokens[], passes[], slot_at[], weight[], then h (workspace, relaxed loads).
 //   Writes      the h sets, h_scale for the items j, j + kHLoaders, ... (item = slot * groups + group); h_loaded[..][j].
 //   Waits for   this CTA's own progress, then for the words of h themselves. With kOverlay: first all items' low ranks, then x_free,
-//               then all items' high ranks, which lie where x was.
+//               then all items' high ranks, which lie where x was (kOverSums: and the partial sums).
 //   Visible by  sync_warp, release store to h_loaded[half][j]. (The fence_async_proxy ahead of them is left from wgmma; the kernel was timed with it.)
 //   No deadlock h of a slot is published by CTAs that all run at once (the grid is co-resident) and whose finalisers wait for no loader.
-//               x_free comes from the end of this CTA's up phase, which waits for no loader either.
+//               x_free comes from the end of this CTA's up phase (kOverSums: and of its finalisers' reading), which waits for no loader either.
 #pragma once
 #include "batch/layout.cuh"
 #include "stream/handoff.cuh"
@@ -165,13 +165,13 @@ MF_DEVICE void load_h(const Context<L> &c, int j, uint32_t launch)
   const int active = (int)sm.active;
   MF_LOOP
   for(int half = 0; half < (L::kOverlay ? 2 : 1); ++half) {
-    const uint32_t ranks = half == 0 ? (1u << L::kLowRanks) - 1 : 255u << L::kLowRanks & 255u;
+    const uint32_t ranks = half == 0 ? (1u << L::kLowRanks) - 1 : Passes<L>::kAll << L::kLowRanks & Passes<L>::kAll;
     if(half == 1)
       hw::mbarrier_wait(&sm.barrier.x_free, 0, c.dog, L::kWaitXFree);
     MF_LOOP
     for(int item = j; item < active * L::kGroups; item += L::kHLoaders) {
       const int slot = item / L::kGroups, group = item - slot * L::kGroups;
-      if(!(sm.cleared.passes[slot] >> (8 * group) & ranks))
+      if(!(Passes<L>::of(c, slot, group) & ranks))
         continue;
       stream::wait_for_progress(c, smaller((slot + 1) * L::kUnits - 1, active * L::kUnits - L::kGridCtas));
       load_rows(c, h, slot, group, sm.tokens[slot] >> (8 * group) & 255u, half);

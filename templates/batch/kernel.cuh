@@ -14,8 +14,8 @@
 //   stages    of 8 KB, owned by the warpgroups in turn, so that each has time for several passes.
 //   products  Warp by warp, through registers (hw/mma.cuh): no warp waits for another one, and a stage is free once it has been read.
 //   scheduler What is not waiting and issuing is taken off the producer.
-//   overlay   h of all ranks is 8 * N bytes per token. With kOverlay the sets of the higher ranks lie where x was, and are loaded when the
-//             CTA's up phase is over.
+//   overlay   h of all ranks is N bytes per rank and token. With kOverlay the sets of the higher ranks lie where x was (of more than eight
+//             ranks, also where the partial sums were), and are loaded when the CTA's up phase is over.
 #pragma once
 #include "batch/down.cuh"
 #include "batch/handoff.cuh"

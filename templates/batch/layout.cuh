@@ -20,6 +20,16 @@ using stream::Context;
 using stream::larger;
 using stream::smaller;
 
+// One of two types.
+template <bool kFirst, class First, class Second>
+struct Choice {
+  using Type = First;
+};
+template <class First, class Second>
+struct Choice<false, First, Second> {
+  using Type = Second;
+};
+
 template <class ShapeT, class ScheduleT>
 struct Layout {
   using Shape = ShapeT;
@@ -50,6 +60,18 @@ struct Layout {
   static constexpr bool kPacked = Shape::kScoring == MF_STREAM_SOFTMAX && !Shape::kLogitsF32;
   static constexpr int kMaxSlots = (kMaxTokens * kTopK < kLocalExperts ? kMaxTokens * kTopK : kLocalExperts) + kShared;
 
+  // --- Tables of slots and ranks. Up to eight ranks they are made of bytes. ---
+  static constexpr bool kManyRanks = kRanks > 8;
+  static constexpr int kRankSlots = (kRanks + 7) / 8 * 8; // of a token, in slot_at
+  static constexpr int kPassBits = !kManyRanks ? 8 : kRanks <= 16 ? 16 : 32; // of a group, in passes
+  static constexpr int kPassWords = (kGroups * kPassBits + 31) / 32;
+  static constexpr bool kManySlots = kMaxSlots > 256 || (kMaxSlots == 256 && kManyRanks); // a number takes two bytes
+  using SlotNumber = typename Choice<kManySlots, uint16_t, uint8_t>::Type;
+  using TwoSlots = typename Choice<kManySlots, uint32_t, uint16_t>::Type;
+  static constexpr int kSlotBits = 8 * sizeof(SlotNumber);
+  static constexpr int kNoSlot = (1 << kSlotBits) - 1; // slot 255 of bytes exists only where every token has 8 slots, so that no entry is empty
+  static constexpr uint32_t kEverySlot = kManySlots ? 0x00010001u : 0x01010101u; // a number times this: as often as a word holds it
+
   // --- Up projection ---
   static constexpr int kStageBytes = 8192;
   static constexpr int kStageKBlocks = 4;
@@ -74,14 +96,16 @@ struct Layout {
   static constexpr int kDownCopyBytes = kDownKBlocks * kDownKBlockBytes;
   static constexpr int kDownSlots = 1;
 
-  // --- h sets. With kOverlay, those of the ranks from kLowRanks on lie where x was: they are written once the CTA's up phase is over.
-  // As many as there is room for, half of them at most. ---
+  // --- h sets. With kOverlay, those of the ranks from kLowRanks on lie where x was (with many ranks, and the partial sums behind it): they are
+  // written once the CTA's up phase is over. As many as there is room for, half of them at most. ---
   static constexpr bool kOverlay = Schedule::kOverlay;
-  static constexpr int kHighRanks = !kOverlay ? 0 : kRanks / 2 < kKBlocks / kHBlocks ? kRanks / 2 : kKBlocks / kHBlocks;
+  static constexpr bool kOverSums = kOverlay && kManyRanks;
+  static constexpr int kReduceBuffers = 4; // one per finaliser
+  static constexpr int kHighRoom = (kGroups * kKBlocks + (kOverSums ? kReduceBuffers * 4 : 0)) / (kGroups * kHBlocks);
+  static constexpr int kHighRanks = !kOverlay ? 0 : kRanks / 2 < kHighRoom ? kRanks / 2 : kHighRoom;
   static constexpr int kLowRanks = kRanks - kHighRanks;
 
   // --- Warps: 0..3 finalise, 4..7 and 8..11 consume, 12 produces, 13..18 load h, 19 schedules ---
-  static constexpr int kReduceBuffers = 4; // one per finaliser
   static constexpr int kHLoaders = 6;
   static constexpr int kProgressSleepNs = 100; // of a loader between two looks: its issue slots are the consumers'
   static constexpr int kHelpers = kReduceBuffers + kHLoaders;
@@ -132,7 +156,7 @@ struct Layout {
   struct alignas(16) Cleared {
     float x_scale[kKBlocks][kMaxTokens];
     uint32_t token_mask[kTableExperts]; // bit t: token t has chosen the expert
-    uint32_t passes[(kMaxSlots + 3) / 4 * 4]; // of the slot; bit 8 * group + rank: one of the group's tokens has it at this rank
+    uint32_t passes[(kMaxSlots * kPassWords + 3) / 4 * 4]; // of the slot; bit kPassBits * group + rank: one of the group's tokens has it at this rank
   };
 
   // What a router keeps of its token's experts. Lies where the ring will be, which is larger but with very many experts.
@@ -142,14 +166,24 @@ struct Layout {
     uint32_t order[kRouters][kPitch];
   };
 
-  struct alignas(1024) Shared {
+  struct alignas(1024) RingAndX {
     union { // first: a down tile's unused rows may be read past the last stage
       uint8_t ring[kRingStages][kStageBytes];
       Scores scores;                        // dead before kBarrierRouted
     };
     alignas(1024) uint8_t x[kGroups][kKBlocks][1024]; // quantised x, one atom (8 tokens) per group and k-block; later maybe h sets
+  };
+  struct HThenSums : RingAndX {
     uint8_t h[kGroups * kLowRanks][kHBlocks][1024];
     hw::F32x4 reduce[kReduceBuffers][8][32]; // [buffer][consumer warp][lane]; at the end [group]: combines y
+  };
+  struct SumsThenH : RingAndX { // with many ranks: h sets may lie in reduce as well, and then it is next to x
+    hw::F32x4 reduce[kReduceBuffers][8][32];
+    uint8_t h[kGroups * kLowRanks][kHBlocks][1024];
+  };
+  using Tiles = typename Choice<kManyRanks, SumsThenH, HThenSums>::Type;
+
+  struct alignas(1024) Shared : Tiles {
     Cleared cleared;
     alignas(16) float up_scale[kScaleSlots][2][kKBlocks]; // [turn % kScaleSlots][gate, up][k-block]
     hw::U32x4 queue[kScaleSlots];           // what comes after the static rounds: {unit, its row block in w13, first chunk of k, -}
@@ -158,19 +192,18 @@ struct Layout {
     float weight[kMaxTokens][kRanks];       // [token][rank]
     uint32_t experts[kMaxSlots];            // [slot], by rising index
     uint32_t tokens[kMaxSlots];             // [slot]: bit t
-    alignas(8) uint8_t slot_at[kMaxTokens][8];         // [token][rank], kNoSlot where there is none
-    alignas(8) uint8_t slot_by_rank[kRanks][kMaxTokens]; // the same the other way round
+    alignas(8) SlotNumber slot_at[kMaxTokens][kRankSlots];  // [token][rank], kNoSlot where there is none
+    alignas(8) SlotNumber slot_by_rank[kRanks][kMaxTokens]; // the same the other way round
     uint32_t active;                        // length of the list
     uint32_t reduce_unit[kReduceBuffers];   // 4 * unit + group of the item in the buffer, kEndOfUnits after the last
     uint32_t published[kReduceBuffers];     // 1 + last unit that the finaliser has published some of, kAllPublished at the end
     uint32_t h_loaded[2][kHLoaders];        // items whose low (high) ranks the loader has written
     uint32_t stage_unit[kRingStages];       // unit of an up stage, kEndOfUnits for a down stage
-    uint8_t slot_of[kTableExperts];         // of active experts
+    SlotNumber slot_of[kTableExperts];      // of active experts
     alignas(8) Barriers barrier;
   };
   static constexpr uint32_t kEndOfUnits = 0xFFFFFFFFu;
   static constexpr uint32_t kAllPublished = 1u << 30;
-  static constexpr int kNoSlot = 255; // slot 255 exists only where every token has 8 slots, so that no entry is empty
   static constexpr int kSharedBytes = sizeof(Shared);
 
   // Where the token's atom of x lies, and its row in it.
@@ -180,8 +213,9 @@ struct Layout {
   // Where an h set's first atom lies, in bytes from the start of shared memory.
   MF_DEVICE static uint32_t h_set(int group, int rank)
   {
-    constexpr uint32_t kRing = sizeof(Scores) > sizeof(Shared::ring) ? sizeof(Scores) : sizeof(Shared::ring);
-    constexpr uint32_t kX = (kRing + 1023) / 1024 * 1024, kH = kX + sizeof(Shared::x), kSet = kHBlocks * 1024; // (h follows x)
+    constexpr uint32_t kRing = sizeof(Scores) > sizeof(RingAndX::ring) ? sizeof(Scores) : sizeof(RingAndX::ring);
+    constexpr uint32_t kX = (kRing + 1023) / 1024 * 1024, kSet = kHBlocks * 1024;
+    constexpr uint32_t kH = sizeof(RingAndX) + (kManyRanks ? sizeof(Tiles::reduce) : 0);
     if(kOverlay && rank >= kLowRanks)
       return kX + (group * kHighRanks + rank - kLowRanks) * kSet;
     return kH + (group * kLowRanks + rank) * kSet;
@@ -195,11 +229,11 @@ struct Layout {
   static_assert(kGroups >= MF_BATCH_MIN_GROUPS && kGroups <= MF_BATCH_MAX_GROUPS, "token_groups: 2..4, a word of tokens, a buffer per group at the end");
   static_assert(kExperts >= 1 && kColumns <= MF_STREAM_MAX_COLUMNS, "experts: an index of 10 bits, at most 32 per lane of the routing warp");
   static_assert(kExpertBegin >= 0 && kLocalExperts >= 1 && kExpertBegin + kLocalExperts <= kExperts, "expert_begin: this rank's experts exist");
-  static_assert(kTopK >= 1 && kTopK <= kColumns && kRanks <= MF_BATCH_MAX_TOPK, "topk: a byte of ranks per group");
+  static_assert(kTopK >= 1 && kTopK <= kColumns && kRanks <= MF_BATCH_MAX_TOPK, "topk: a lane per pick");
   static_assert(kShared >= 0 && (kShared > 0 || !Shape::kSharedGate), "shared_experts: a gate has an expert");
   static_assert(!Shape::kWeightOnInput || !Shape::kSharedGate, "weight_on_input: the weight of a shared expert would multiply its input");
   static_assert(Shape::kSwigluLimit >= 0.0f && Shape::kSwigluAlpha > 0.0f, "swiglu: 0 for no limit, 1 for SiLU");
-  static_assert(kMaxSlots <= 256, "topk: a slot's number is a byte");
+  static_assert(kMaxSlots <= kNoSlot || (!kManyRanks && kMaxSlots == 256), "topk: a slot's number is none that stands for no slot");
   static_assert(kHidden % 128 == 0 && kHidden >= 1024 && kHidden <= 8192, "hidden: whole k-blocks, a unit's scale rows in one cp.async per lane");
   static_assert(kIntermediate % 16 == 0 && kIntermediate >= 16, "intermediate: rows of w2 are 16-byte aligned, features come in eights");
   static_assert(kOffset % 16 == 0 && kOffset >= 0 && kOffset < 128, "intermediate_offset: eight features of a lane or unit lie in one block");
@@ -210,7 +244,8 @@ struct Layout {
   static_assert(kRingStages >= 4 && kRingStages <= 16 && kRingStages % 2 == 0, "ring_stages: even, or a warpgroup misses phases of its stages");
   static_assert(kLookahead >= 1 && kLookahead <= 4, "ticket_lookahead: a register each");
   static_assert(!kOverlay || kHighRanks >= 1, "overlay: h of a rank fits where x was");
-  static_assert(kHighRanks * kHBlocks <= kKBlocks, "overlay: the higher ranks' h fits where x was");
+  static_assert(kHighRanks * kHBlocks * kGroups * 1024 <= sizeof(RingAndX::x) + (kOverSums ? sizeof(Tiles::reduce) : 0),
+                "overlay: the higher ranks' h fits where x was");
   static_assert(8 * kConsumerRegisters + (kWarps - 8) * kOtherRegisters <= kWarps * kRegisters, "registers: the consumers take what the others give back");
   static_assert(kWarps % 4 == 0 && kConsumerWarp % 4 == 0, "registers: whole warpgroups change their number");
   static_assert(kSharedBytes <= 232448, "shared memory: 227 KB per CTA");
@@ -233,15 +268,61 @@ struct RingReader {
   }
 };
 
+// Two words of slots' numbers: the place of the wanted one, which stands in all of 'wanted'; 'none' if it is not there.
+template <class L>
+MF_DEVICE int find_slot(hw::U32x2 v, uint32_t wanted, int first, int none)
+{
+  constexpr int kLog = L::kManySlots ? 4 : 3; // bits of a number
+  constexpr uint32_t kRest = ~(L::kEverySlot << (L::kSlotBits - 1));
+  const uint32_t low = v.x ^ wanted, high = v.y ^ wanted; // a number is 0 where the slot is
+  const uint32_t in_low = ~(((low & kRest) + kRest) | low | kRest);  // its uppermost bit
+  const uint32_t in_high = ~(((high & kRest) + kRest) | high | kRest);
+  return in_low != 0 ? first + (hw::lowest_bit(in_low) >> kLog) : in_high != 0 ? first + (32 >> kLog) + (hw::lowest_bit(in_high) >> kLog) : none;
+}
+
 // The rank at which a token has a slot; 0 if it has not.
 template <class L>
 MF_DEVICE int rank_at(const Context<L> &c, int token, int slot)
 {
-  const hw::U32x2 v = *(const hw::U32x2 *)c.sm.slot_at[token];
-  const uint32_t wanted = slot * 0x01010101u, low = v.x ^ wanted, high = v.y ^ wanted; // a byte is 0 where the slot is
-  const uint32_t in_low = ~(((low & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | low | 0x7F7F7F7Fu);  // its uppermost bit
-  const uint32_t in_high = ~(((high & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | high | 0x7F7F7F7Fu);
-  return in_low != 0 ? hw::lowest_bit(in_low) >> 3 : in_high != 0 ? 4 + (hw::lowest_bit(in_high) >> 3) : 0;
+  constexpr int kInTwo = 64 / L::kSlotBits;
+  const hw::U32x2 *numbers = (const hw::U32x2 *)c.sm.slot_at[token];
+  const uint32_t wanted = slot * L::kEverySlot;
+  int rank = find_slot<L>(numbers[0], wanted, 0, 0);
+  MF_UNROLL
+  for(int first = kInTwo; first < L::kRankSlots; first += kInTwo)
+    rank = find_slot<L>(numbers[first / kInTwo], wanted, first, rank);
+  return rank;
 }
+
+// The ranks at which tokens of a group have a slot: a bit each. Of all groups at once, or of one.
+template <class L>
+struct Passes {
+  static constexpr uint32_t kAll = 0xFFFFFFFFu >> (32 - L::kPassBits);
+  uint32_t word[L::kPassWords];
+
+  MF_DEVICE Passes(const Context<L> &c, int slot)
+  {
+    MF_UNROLL
+    for(int i = 0; i < L::kPassWords; ++i)
+      word[i] = c.sm.cleared.passes[slot * L::kPassWords + i];
+  }
+  MF_DEVICE uint32_t of(int group) const { return word[L::kPassBits * group / 32] >> (L::kPassBits * group & 31) & kAll; }
+
+  MF_DEVICE static uint32_t of(const Context<L> &c, int slot, int group)
+  {
+    const int bit = L::kPassBits * group;
+    return *word_of(c, slot, bit) >> in_word(bit) & kAll;
+  }
+  MF_DEVICE static void add(const Context<L> &c, int slot, int token, int rank)
+  {
+    const int bit = (token & ~7) * (L::kPassBits / 8) + rank;
+    hw::or_shared(word_of(c, slot, bit), 1u << in_word(bit));
+  }
+  MF_DEVICE static int in_word(int bit) { return L::kPassWords == 1 ? bit : bit & 31; }
+  MF_DEVICE static uint32_t *word_of(const Context<L> &c, int slot, int bit)
+  {
+    return &c.sm.cleared.passes[slot * L::kPassWords + (L::kPassWords == 1 ? 0 : bit >> 5)];
+  }
+};
 
 } // namespace batch

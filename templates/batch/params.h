@@ -15,7 +15,7 @@
 #define MF_BATCH_MAX_TOKENS 32
 #define MF_BATCH_MIN_GROUPS 2 /* of 8 tokens, compiled in */
 #define MF_BATCH_MAX_GROUPS 4
-#define MF_BATCH_MAX_TOPK 8
+#define MF_BATCH_MAX_TOPK MF_STREAM_MAX_TOPK
 
 /* --- Workspace ------------------------------------------------------------------------------------------------
  * offset          what

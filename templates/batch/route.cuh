@@ -66,7 +66,10 @@ struct Routing {
       load_one(c, router, i);
     s.score_experts(c, router, 0);
     s.prepare(c, router);
-    s.template pick<0, L::kTopK>(c, router);
+    MF_UNROLL
+    for(int j = 0; j < L::kTopK; ++j)
+      s.pop(c, j);
+    s.settle(c, router);
     const bool picked = c.lane < L::kTopK && s.picked();
     const uint32_t e = s.expert();
     if(stream::is_shared(c) || (picked && stream::is_local<L>(e)))
@@ -104,13 +107,12 @@ struct Routing {
   {
     auto &sm = c.sm;
     const bool picked = e != 0xFFFFu, local = stream::has_local(c, picked, e);
-    const int rank = stream::rank_of(c, picked, local, e);
+    const int slot = local ? sm.slot_of[stream::local_of(c, e)] : 0, rank = stream::rank_of(c, local, slot);
     if(c.lane < L::kRanks && local) {
-      const int slot = sm.slot_of[stream::local_of(c, e)];
       sm.slot_at[token][rank] = slot;
       sm.slot_by_rank[rank][token] = slot;
       sm.weight[token][rank] = w;
-      hw::or_shared(&sm.cleared.passes[slot], 1u << ((token & ~7) + rank));
+      Passes<L>::add(c, slot, token, rank);
     }
     if(c.cta == L::kGridCtas - 1 && c.lane < L::kRanks) {
       const bool routed = stream::is_shared(c) || (picked && (L::kColumns == L::kExperts || e < (uint32_t)L::kExperts));
@@ -125,14 +127,25 @@ struct Routing {
 template <class L>
 MF_DEVICE void clear_slots(const Context<L> &c)
 {
+  constexpr int kAt = sizeof(c.sm.slot_at) / 4, kByRank = sizeof(c.sm.slot_by_rank) / 4;
+  constexpr uint32_t kEmpty = L::kNoSlot * L::kEverySlot;
   const int thread = c.warp * 32 + c.lane;
   if(c.warp >= 4)
     return;
   uint32_t *at = (uint32_t *)c.sm.slot_at, *by_rank = (uint32_t *)c.sm.slot_by_rank;
-  if(thread < 2 * L::kMaxTokens)
-    at[thread] = L::kNoSlot * 0x01010101u;
-  if(thread < L::kRanks * L::kMaxTokens / 4)
-    by_rank[thread] = L::kNoSlot * 0x01010101u;
+  if(thread < kAt)
+    at[thread] = kEmpty;
+  if(thread < kByRank)
+    by_rank[thread] = kEmpty;
+  if constexpr(L::kManyRanks) { // what more than 128 threads' words there are
+    MF_LOOP
+    for(int i = 128 + thread; i < larger(kAt, kByRank); i += 128) {
+      if(i < kAt)
+        at[i] = kEmpty;
+      if(i < kByRank)
+        by_rank[i] = kEmpty;
+    }
+  }
 }
 
 // The list of active experts, in the order of their indices. Producer warp; returns its length.

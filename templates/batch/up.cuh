@@ -5,7 +5,7 @@
 // Writes        reduce[buffer][warp][lane]: {gate, gate, up, up} partial sums of two tokens of a group; reduce_unit[].
 // Waits for     full[] of each of its stages, scales[] of each unit, reduce_empty[] (the finaliser that owns the buffer).
 // Visible by    empty[], as soon as all lanes have the stage in registers; x_free, unit_done[] (behind the last use of the scale rows) and
-//               reduce_full[], one arrival per warp, behind a sync_warp.
+//               reduce_full[], one arrival per warp, behind a sync_warp. (kOverSums: x_free comes last, once reduce_empty[] has said that all is read.)
 // No deadlock   a finaliser waits for nothing but reduce_full, so buffers always come back.
 //
 // A stage is 16 rows (8 gate, 8 up) in four k-blocks, one for each warp of its warpgroup. A warp brings its k-block into registers and
@@ -150,12 +150,14 @@ MF_DEVICE void up_units(const Context<L> &c, int consumer, RingReader<L> &ring)
         stream::hand_over(c, item++, consumer, unit * 4 + g, sum[g]);
     }
   }
-  if(c.lane == 0)
+  if(!L::kOverSums && c.lane == 0)
     hw::mbarrier_arrive(&sm.barrier.x_free);
   const float nothing[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   MF_LOOP
   for(int end = item + L::kReduceBuffers; item < end; ++item) // also waits until every buffer has been read
     stream::hand_over(c, item, consumer, L::kEndOfUnits, nothing);
+  if(L::kOverSums && c.lane == 0)
+    hw::mbarrier_arrive(&sm.barrier.x_free); // and so are the partial sums
 }
 
 } // namespace batch

@@ -23,7 +23,7 @@
 // Programmatic dependent launch (kPdl): a launch may begin while the kernel before it in the stream, its predecessor, still runs.
 //   wait_for_predecessors  Ahead of it nothing is touched but parameters, tensor maps and shared memory: predecessors may still be writing x, logits
 //               and gates, reading what y will overwrite, or, if they are launches of this kernel, using the workspace. All warps but the
-//               producer wait; the producer reads global memory behind kBarrierRouted, where routers arrive that have waited. As every CTA
+//               producer wait; the producer reads global memory behind kBarrierHead, where a router arrives that has waited. As every CTA
 //               waits, this launch ends behind its predecessors.
 //   launch_dependents  By the producer, when its last copy is on its way. The successor may begin when every CTA has come so far, so all of
 //               them are resident, and it cannot take an SM that a CTA here still needs. Every CTA has waited by then: a successor
@@ -180,18 +180,16 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
   if(scores)
     hw::stamp_arrival(c.trace, MF_CONSUMER_LOGITS, selection.first_word());
   if constexpr(L::kShared > 0) {
-    if(routes && c.p.tokens == 1)
-      list_shared(c);
+    if(routes && token == 0)
+      find_head<L, 0>(c, selection);
   }
   if(scores)
     selection.score_experts(c, token, part);
   if(routes)
     select_experts(c, selection, token);
-  if(routes)
-    trace_event(c, MF_CONSUMER_ROUTED);
   front.quantise();
   trace_event(c, is_consumer ? (int)MF_CONSUMER_X : (int)MF_HELPER_X);
-  hw::barrier_sync(L::kBarrierListed, L::kThreads);
+  hw::barrier_sync(L::kBarrierListed, L::kThreads - 32);
 
   if constexpr(L::kBatches) {
     work_with_help(c, consumer, is_consumer, routes, selection, gate, token, launch);

@@ -91,12 +91,13 @@ struct Layout {
 
   // --- Named barriers (0 is the whole CTA) ---
   enum Barrier : int {
-    kBarrierRouted = 1, // routers -> producer: every token's mask is there (one token: the first picks)
-    kBarrierListed = 2, // producer -> all: the list of active experts is there
+    kBarrierHead = 1,   // lister -> producer: the expert of the CTA's first unit
+    kBarrierListed = 2, // lister -> all but the producer: the list of active experts is there
     kBarrierFront = 3,  // all but the producer: x and the routing tables are there
     kBarrierOutput = 4, // consumers: partial sums of y are there
-    kBarrierPicked = 5, // one token: router -> producer, the remaining picks
+    kBarrierList = 5,   // lister -> producer: the whole list
     kBarrierScored = 6, // ... 9, one per token: warps that score experts -> the token's router
+    kBarrierRouted = 10, // the other routers -> lister: every token's mask is there
   };
 
   // --- Waits, as the watchdog names them ---
@@ -152,7 +153,7 @@ struct Layout {
     float weight[kMaxTokens][kRankSlots];   // [token][rank]
     uint32_t experts[kMaxSlots];            // [slot]: expert | token mask << 16
     uint32_t active;                        // length of the list
-    uint32_t active_first;                  // one token: the length as far as the first picks tell
+    uint32_t head;                          // expert of the CTA's first unit, kNoExpert if that is only known with the list
     uint32_t reduce_unit[kReduceBuffers];   // unit in the buffer, kEndOfUnits after the last
     uint32_t published[kReduceBuffers];     // 1 + last unit that the finaliser has published, kAllPublished at the end
     uint32_t h_loaded[kHWorkers];           // slots (or batches) whose h the loader has written
@@ -162,6 +163,7 @@ struct Layout {
     alignas(8) Barriers barrier;
   };
   static constexpr uint32_t kEndOfUnits = 0xFFFFFFFFu;
+  static constexpr uint32_t kNoExpert = 0xFFFFFFFFu;
   static constexpr uint32_t kAllPublished = 1u << 30;
   static constexpr int kSharedBytes = sizeof(Shared);
 

@@ -55,8 +55,8 @@ struct mf_stream_params {
  *   4096  2 * 8*k*N*2   h[parity][token * k + rank][N]: bf16 bits inverted (stored word = ~bits); 0 = not there yet.
  *                       After L launches the last one's h is at parity (L - 1) & 1; the other half is all zero.
  *                       Rows of ranks without an expert are zero.
- * The rank order: with one token, by falling score (ties: lowest expert first), given ids as they come; with more, by rising expert
- * index. Shared experts come first with one token, last with more. Under expert parallelism, experts of other ranks come behind this rank's, in any order; their rows of h are zero. */
+ * The rank order: shared experts; then those that token 0 has, by its falling score (ties: lowest expert first; given ids as they come); then the
+ * others by rising expert index. Under expert parallelism, experts of other ranks come behind this rank's, in any order; their rows of h are zero. */
 #define MF_STREAM_WS_LAUNCHES 0
 #define MF_STREAM_WS_TICKETS 2048
 #define MF_STREAM_WS_TICKET_STRIDE 128

@@ -1,9 +1,9 @@
 // producer.cuh - the weight stream: one warp that never stops.
 //
 // Who runs it   warp kProducerWarp. Lane 0 issues the tensor copies, all lanes copy a unit's scale rows.
-// Reads         w13, s13, w2 (global); experts[], active (route.cuh); ticket[] (handoff.cuh, helper 0).
-// Writes        the ring, stage_unit[], up_scale[]. With more than one token also the list of active experts.
-// Waits for     kBarrierRouted, with one token kBarrierPicked before the list's end matters; then free stages (empty[], by the consumers), landed stages (full[], by its own copies: the
+// Reads         w13, s13, w2 (global); head, experts[], active (route.cuh); ticket[] (handoff.cuh, helper 0).
+// Writes        the ring, stage_unit[], up_scale[].
+// Waits for     kBarrierHead, and kBarrierList before anything behind the first unit; then free stages (empty[], by the consumers), landed stages (full[], by its own copies: the
 //               cap on bytes in flight) and tickets.
 // Visible by    full[] (bytes of the copies; stage_unit[] by lane 0's own arrival) and scales[] (arrivals of cp.async).
 // No deadlock   It waits for a consumer's progress only on stages already handed out, and for tickets only behind at least
@@ -150,13 +150,12 @@ MF_DEVICE void copy_down_piece(const Context<L> &c, int stage, const hw::TensorM
   }
 }
 
-// One token: the remaining picks are there. Passes the list on to everybody and returns its length.
+// Waits for the whole list; returns its length.
 template <class L>
-MF_DEVICE int finish_list(const Context<L> &c)
+MF_DEVICE int await_list(const Context<L> &c)
 {
-  hw::barrier_sync(L::kBarrierPicked, 64);
+  hw::barrier_sync(L::kBarrierList, 64);
   trace_event(c, MF_PRODUCER_LISTED);
-  hw::barrier_arrive(L::kBarrierListed, L::kThreads);
   return c.sm.active;
 }
 
@@ -206,11 +205,10 @@ struct UpTurn {
 
 // Chunk k of the turn's unit for the stage. Lane 0.
 template <class L>
-MF_DEVICE void copy_up_chunk(const Context<L> &c, int stage, const hw::TensorMap &up_map, const UpTurn<L> &turn, int k, uint64_t policy, const hw::Tally &up_stages)
+MF_DEVICE void copy_up_chunk(const Context<L> &c, int stage, const hw::TensorMap &up_map, const UpTurn<L> &turn, uint32_t expert, int k, uint64_t policy, const hw::Tally &up_stages)
 {
   auto &sm = c.sm;
   hw::Mbarrier *full = &sm.barrier.full[stage];
-  const int expert = sm.experts[turn.slot] & 0xFFFF;
   sm.stage_unit[stage] = turn.unit;
   hw::mbarrier_arrive_expect(full, L::kStageBytes);
   trace_first(c, MF_PRODUCER_FIRST_COPY, up_stages); // stamped ahead of the copy: nobody can have seen it earlier
@@ -250,59 +248,41 @@ MF_DEVICE void stream_weights(const Context<L> &c, const hw::TensorMap &up_map, 
   UpTurn<L> turn(c);
 
   hw::Tally up_stages;
-  hw::barrier_sync(L::kBarrierRouted, 32 * (c.p.tokens + 1));
+  hw::barrier_sync(L::kBarrierHead, 64);
   trace_event(c, MF_PRODUCER_ROUTED);
-  bool listed = c.p.tokens > 1;
-  int active;
-  if(listed) {
-    active = list_experts(c);
-    trace_event(c, MF_PRODUCER_LISTED);
-    hw::barrier_arrive(L::kBarrierListed, L::kThreads);
-  } else {
-    active = sm.active_first; // may turn out smaller, but not below the slots of the first units
-    if constexpr(L::kShared > 0) { // (or is the shared experts, which are always there)
-      if(!turn.exists(active)) {
-        active = finish_list(c);
-        listed = true;
-      }
-    }
-  }
 
   // The first copy goes out before anything else is worked out: the whole stream waits for it.
-  bool issued = turn.exists(active);
+  uint32_t expert = sm.head;
+  bool issued = expert != L::kNoExpert, listed = !issued;
   if(issued && c.lane == 0)
-    copy_up_chunk(c, 0, up_map, turn, turn.k, policy, up_stages);
+    copy_up_chunk(c, 0, up_map, turn, expert, turn.k, policy, up_stages);
+  int active = issued ? turn.slot + 1 : await_list(c);
 
-  // Up. One token: the rest of the list is waited for when there is nothing else to do, at the latest behind the first unit
-  // (others need the list to get on, and a ticket may depend on them).
+  // Up. The list is waited for behind the first unit, which the head was enough for.
   MF_LOOP
   while(turn.exists(active)) {
+    if(listed)
+      expert = sm.experts[turn.slot] & 0xFFFF;
     MF_LOOP
     for(int chunk = 0, k = turn.k; chunk < L::kUnitStages; ++chunk) {
-      if(!listed && ring.full()) {
-        active = finish_list(c);
-        listed = true;
-      }
       ring.acquire();
       if(c.lane == 0 && !issued)
-        copy_up_chunk(c, ring.stage, up_map, turn, k, policy, up_stages);
+        copy_up_chunk(c, ring.stage, up_map, turn, expert, k, policy, up_stages);
       issued = false;
       up_stages.add();
       if(chunk == 0)
-        copy_scale_rows(c, turn.turn, sm.experts[turn.slot] & 0xFFFF, (L::kOffset / 8 + turn.feature_block) / 16);
+        copy_scale_rows(c, turn.turn, expert, (L::kOffset / 8 + turn.feature_block) / 16);
       hw::sync_warp();
       ring.advance();
       if(++k == L::kUnitStages)
         k = 0;
     }
     if(!listed) {
-      active = finish_list(c);
+      active = await_list(c);
       listed = true;
     }
     turn.advance();
   }
-  if(!listed)
-    active = finish_list(c);
 
   if(c.cta >= L::kDownCtas || active == 0) { // no rows to come: an empty stage ends the up phase
     ring.acquire();

@@ -1,7 +1,7 @@
 // quantise.cuh - bf16 to e4m3 with one scale per token and 128 columns; the front's quantisation of x.
 //
-// Who runs it   XFront: all warps but the producer (those that route once they have done so, with one token not at all:
-//               the list of experts is urgent, x is not). quantise_chunks: also the h loaders.
+// Who runs it   XFront: all warps but the producer (those that route once they have done so; the lister, and with one token those that
+//               score for it, not at all: the list of experts is urgent, x is not). quantise_chunks: also the h loaders.
 // Reads         x (global).
 // Writes        sm.x, the B operand of the up projection, and sm.cleared.x_scale.
 // Waits for     sync_cta between clear_tables and the first store to x_scale.
@@ -107,10 +107,10 @@ struct XFront {
   {
     // The warp's index again, but not known to be uniform: the address arithmetic below is faster in vector registers.
     const uint32_t warp = (uint32_t)hw::thread_index() >> 5;
-    const bool spare = L::kMaxTokens <= MF_STREAM_MAX_TOKENS && c.p.tokens == 1; // the four consumer warps that route
-    worker = warp - (warp > L::kProducerWarp) - (spare && warp > L::kConsumerWarp ? 4 : 0);
-    workers = L::kFrontWarps - (spare ? 4 : 0);
-    steps = spare && warp - L::kConsumerWarp < 4u ? 0 : c.p.tokens * kTokenSteps;
+    const uint32_t spare = L::kMaxTokens > MF_STREAM_MAX_TOKENS ? 0 : c.p.tokens == 1 ? 4 : 1; // consumer warps: those that route one token, or the lister
+    worker = warp - (warp > L::kProducerWarp) - (warp > L::kConsumerWarp ? spare : 0);
+    workers = L::kFrontWarps - spare;
+    steps = warp - L::kConsumerWarp < spare ? 0 : c.p.tokens * kTokenSteps;
     rotation = c.cta * steps / L::kGridCtas;
   }
 

@@ -1,24 +1,27 @@
 // route.cuh - from router logits to the list of active experts, ranks and weights.
 //
 // Who runs it   Each token has 1, 2 or 4 successive consumer warps (Selection::log_warps). All of them: score_experts. The
-//               first, its router: select_experts, publish_ranks. list_experts: the producer warp.
+//               first, its router: select_experts, publish_ranks. The router of token 0, the lister, makes the list.
 //               Every CTA routes all tokens for itself: that is faster than waiting for another CTA's answer.
 // Reads         logits, bias; or ids and weights; gates of shared experts (global).
 // Writes        (of this rank's experts only, by their index among them, but for ids and weights)
-//               one token: experts[], active_first, active (shared experts, then the picks in their order). More: token_mask[], from which the
-//               producer makes experts[], slot_of[] and active in the order of expert indices. Then rank[], weight[],
-//               columns[]. The last CTA also writes ids and weights to the workspace. NaN: a bit of the status word.
+//               head: the expert of the CTA's first unit, known before the list is. token_mask[] (more than one token), from which the lister
+//               makes experts[], slot_of[] and active. Then rank[], weight[], columns[]. The last CTA also writes ids and weights to the
+//               workspace. NaN: a bit of the status word.
 //               Where h will be: scores and orders of the token's experts (Layout::Scores), for its router.
-// Waits for     sync_cta (the tables are cleared); a router that has helpers for them at kBarrierScored + token. The producer
-//               waits at kBarrierRouted, with one token also at kBarrierPicked; publish_ranks runs behind kBarrierListed.
+// Waits for     sync_cta (the tables are cleared); a router that has helpers for them at kBarrierScored + token; the lister for the other
+//               routers at kBarrierRouted. The producer waits at kBarrierHead and kBarrierList; publish_ranks runs behind kBarrierListed.
 // Visible by    the named barriers, each behind a sync_warp of the writers.
-// No deadlock   helpers only arrive at kBarrierScored, routers at kBarrierRouted and kBarrierPicked, each once; the producer waits for
-//               nobody else there. With one token and shared experts, kBarrierRouted comes before anything is scored (list_shared); from
-//               then on the producer reads the list's head while the router writes behind it, until kBarrierPicked.
+// No deadlock   helpers only arrive at kBarrierScored, the other routers at kBarrierRouted, the lister at kBarrierHead and kBarrierList, each
+//               once; the producer waits for nobody else there.
+//
+// The list of active experts begins with those that are known first, so that the stream can begin before all tokens are routed: shared experts, then
+// token 0's picks of this rank in their order. Behind them come the other tokens', in the order of expert indices. All CTAs agree on it.
 #pragma once
 #include "stream/route_given.cuh"
 #include "stream/route_ordered.cuh"
 #include "stream/route_packed.cuh"
+#include "stream/trace.cuh"
 
 namespace stream {
 
@@ -86,97 +89,52 @@ struct SharedGate {
   }
 };
 
-// One token: shared experts are the head of the list, and known before anything is routed. The producer starts with them.
+// Lister: the list's slot of the lane's expert. Without other ranks' and shared experts all picks are the list, those that found nothing last.
 template <class L>
-MF_DEVICE void list_shared(const Context<L> &c)
+MF_DEVICE int head_slot(const Context<L> &c, bool local)
 {
-  if(is_shared(c))
-    c.sm.experts[c.lane - L::kTopK] = (L::kLocalExperts + c.lane - L::kTopK) | 0x10000;
+  if constexpr(L::kAllLocal)
+    return c.lane;
+  const uint32_t picks = hw::ballot(local && !is_shared(c));
+  return is_shared(c) ? c.lane - L::kTopK : L::kShared + hw::count_bits(picks & ((1u << c.lane) - 1));
+}
+
+// Lister, once: tells the producer the expert of the CTA's first unit.
+template <class L>
+MF_DEVICE void tell_head(const Context<L> &c, uint32_t expert)
+{
   if(c.lane == 0)
-    c.sm.active_first = L::kShared;
+    c.sm.head = expert;
   hw::sync_warp();
-  hw::barrier_arrive(L::kBarrierRouted, 64);
+  hw::barrier_arrive(L::kBarrierHead, 64);
 }
 
-// One token: the picks are the list. Appends the picks kFrom .. kTo - 1; `all` says whether there were so many.
-// Returns the list's length so far. If picks may be others' experts or find nothing anywhere, these are all picks at once.
-template <class L, int kFrom, int kTo>
-MF_DEVICE int append_picks(const Context<L> &c, const Selection<L> &selection, bool all)
+// The same when all picks are made, or (kPicks = 0) none: then it is a shared expert, or comes with the list.
+template <class L, int kPicks>
+MF_DEVICE void find_head(const Context<L> &c, const Selection<L> &selection)
 {
-  if constexpr(L::kAllLocal) {
-    if(c.lane >= kFrom && c.lane < kTo && selection.picked())
-      c.sm.experts[c.lane] = selection.expert() | 0x10000;
-    return all ? kTo : hw::count_bits(hw::ballot(c.lane < kTo && selection.picked()));
-  } else {
-    static_assert(kFrom == 0 && kTo == L::kTopK, "a list without the others' experts is made in one go");
-    const bool local = c.lane < kTo && selection.picked() && is_local<L>(selection.expert());
-    const uint32_t lanes = hw::ballot(local);
-    if(local)
-      c.sm.experts[L::kShared + hw::count_bits(lanes & ((1u << c.lane) - 1))] = local_index<L>(selection.expert()) | 0x10000;
-    return L::kShared + hw::count_bits(lanes);
-  }
+  const uint32_t pick = kPicks > 0 ? selection.expert() : 0;
+  const bool local = has_local(c, c.lane < kPicks && selection.picked(), pick);
+  const int slot = head_slot(c, local); // (exchanges lanes)
+  const uint32_t found = hw::ballot(local && slot == c.cta / L::kUnits);
+  const uint32_t expert = hw::shuffle(local_of(c, pick), found != 0 ? hw::lowest_bit(found) : 0);
+  tell_head(c, found != 0 ? expert : L::kNoExpert);
 }
 
-// Picks the token's experts and tells the producer.
-// One token: the producer is woken as soon as those are known that the first units need.
+// Lister, more than one token: the experts that token 0 does not have, behind its `first` ones, in the order of their indices.
+// Returns the list's length.
 template <class L>
-MF_DEVICE void select_experts(const Context<L> &c, Selection<L> &selection, int token)
-{
-  constexpr int kTopK = L::kTopK;
-  constexpr int kNeeded = (L::kGridCtas - 1) / L::kUnits + 1; // slots that the grid's first units belong to
-  constexpr int kFirst = L::kAllLocal && kNeeded < kTopK ? kNeeded : kTopK;
-  auto &sm = c.sm;
-  selection.prepare(c, token);
-  bool all = selection.template pick<0, kFirst>(c, token);
-  if(c.p.tokens == 1) {
-    const int count = append_picks<L, 0, kFirst>(c, selection, all);
-    if(c.lane == 0) {
-      if(L::kShared == 0)
-        sm.active_first = count;
-      if(kFirst == kTopK)
-        sm.active = count;
-    }
-    hw::sync_warp();
-    if(L::kShared == 0) // else the producer has been woken (list_shared)
-      hw::barrier_arrive(L::kBarrierRouted, 64);
-  }
-  if constexpr(kFirst < kTopK)
-    all = selection.template pick<kFirst, kTopK>(c, token);
-  if(c.p.tokens == 1) {
-    if constexpr(kFirst < kTopK) {
-      const int count = append_picks<L, kFirst, kTopK>(c, selection, all);
-      if(c.lane == 0)
-        sm.active = count;
-      hw::sync_warp();
-    }
-    hw::barrier_arrive(L::kBarrierPicked, 64);
-  } else {
-    const uint32_t e = selection.expert(), local = local_of(c, e);
-    if(has_local(c, c.lane < kTopK && selection.picked(), e))
-      hw::or_shared(&sm.cleared.token_mask_word[local >> 2], 1u << (token + 8 * (local & 3)));
-    hw::sync_warp();
-    hw::barrier_arrive(L::kBarrierRouted, 32 * (c.p.tokens + 1));
-  }
-  if(c.cta == 0 && selection.has_nan(c.lane))
-    hw::or_global((uint32_t *)c.workspace(MF_STREAM_WS_STATUS), MF_STREAM_STATUS_NAN);
-  if constexpr(L::kGiven) {
-    if(c.cta == 0 && selection.bad)
-      hw::or_global((uint32_t *)c.workspace(MF_STREAM_WS_STATUS), MF_STREAM_STATUS_ID);
-  }
-}
-
-// The producer's part with more than one token: the list of active experts, in the order of their indices.
-// Returns its length.
-template <class L>
-MF_DEVICE int list_experts(const Context<L> &c)
+MF_DEVICE int list_others(const Context<L> &c, int first)
 {
   constexpr int kCount = L::kTableExperts / 32;
   auto &sm = c.sm;
-  int active = 0, slot[kCount];
+  int active = first, slot[kCount];
   uint32_t mask[kCount];
   MF_UNROLL
-  for(int i = 0; i < kCount; ++i)
+  for(int i = 0; i < kCount; ++i) {
     mask[i] = sm.cleared.token_mask[i * 32 + c.lane];
+    mask[i] = mask[i] & 1 ? 0 : mask[i];
+  }
   MF_UNROLL
   for(int i = 0; i < kCount; ++i) {
     const uint32_t chosen = hw::ballot(mask[i] != 0);
@@ -189,37 +147,87 @@ MF_DEVICE int list_experts(const Context<L> &c)
     if(mask[i] != 0)
       sm.experts[slot[i]] = (i * 32 + c.lane) | mask[i] << 16;
   }
-  if(c.lane == 0)
-    sm.active = active;
-  hw::sync_warp();
   return active;
 }
 
-// Rank of the lane's pick among the token's. This rank's experts come first: with one token shared ones, then picks in their order, with
-// more by their indices, shared ones last. Behind them the others' and zero experts and what found nothing (the latter last, but for given ids).
+// Lister, when its own picks are made: the list of active experts.
 template <class L>
-MF_DEVICE int rank_of(const Context<L> &c, bool picked, bool local, uint32_t expert)
+MF_DEVICE void list_experts(const Context<L> &c, const Selection<L> &selection)
 {
-  int rank = c.lane, before = 0;
-  if constexpr(L::kAllLocal) {
-    if(c.p.tokens > 1) {
-      MF_UNROLL
-      for(int j = 0; j < L::kTopK; ++j)
-        before += hw::shuffle(expert, j) < expert;
-      rank = picked ? before : rank;
+  auto &sm = c.sm;
+  const uint32_t expert = local_of(c, selection.expert());
+  const bool local = has_local(c, c.lane < L::kTopK && selection.picked(), selection.expert());
+  const int slot = head_slot(c, local);
+  int active = hw::count_bits(hw::ballot(local));
+  uint32_t tokens = 1;
+  if(c.p.tokens > 1) {
+    hw::barrier_sync(L::kBarrierRouted, 32 * c.p.tokens);
+    active = list_others(c, active);
+    hw::sync_warp(); // slot_of of token 0's experts has been written by other lanes, too
+    if(local) {
+      tokens = sm.cleared.token_mask[expert];
+      sm.slot_of[expert] = slot;
     }
-  } else {
-    uint32_t place = !local ? 0x10000u + c.lane : c.p.tokens == 1 ? (uint32_t)c.lane : expert;
-    if constexpr(L::kShared > 0) {
-      if(c.p.tokens == 1 && local)
-        place = is_shared(c) ? (uint32_t)(c.lane - L::kTopK) : (uint32_t)(L::kShared + c.lane);
-    }
-    MF_UNROLL
-    for(int j = 0; j < L::kRanks; ++j)
-      before += hw::shuffle(place, j) < place;
-    rank = before;
   }
-  return rank;
+  if(local)
+    sm.experts[slot] = expert | tokens << 16;
+  if(c.lane == 0)
+    sm.active = active;
+  hw::sync_warp();
+  hw::barrier_arrive(L::kBarrierList, 64);
+}
+
+// Picks the token's experts. Lister: tells the producer the one that it begins with as soon as it is certain, and makes the list.
+template <class L>
+MF_DEVICE void select_experts(const Context<L> &c, Selection<L> &selection, int token)
+{
+  constexpr int kTopK = L::kTopK;
+  const int head_pick = c.cta / L::kUnits; // where picks are the list: the slot of the CTA's first unit
+  bool told = L::kShared > 0 || token != 0; // (shared experts have been told before)
+  selection.prepare(c, token);
+  MF_UNROLL
+  for(int j = 0; j < kTopK; ++j) {
+    const uint32_t key = selection.pop(c, j);
+    if constexpr(L::kAllLocal) {
+      if(j <= (L::kGridCtas - 1) / L::kUnits && !told && j == head_pick && selection.is_settled(key)) {
+        tell_head(c, Selection<L>::expert_of(key));
+        told = true;
+      }
+    }
+  }
+  selection.settle(c, token);
+  if(!told)
+    find_head<L, kTopK>(c, selection);
+  if(c.p.tokens > 1) {
+    const uint32_t e = selection.expert(), local = local_of(c, e);
+    if(has_local(c, c.lane < kTopK && selection.picked(), e))
+      hw::or_shared(&c.sm.cleared.token_mask_word[local >> 2], 1u << (token + 8 * (local & 3)));
+    hw::sync_warp();
+    if(token != 0)
+      hw::barrier_arrive(L::kBarrierRouted, 32 * c.p.tokens);
+  }
+  trace_event(c, MF_CONSUMER_ROUTED);
+  if(token == 0)
+    list_experts(c, selection);
+  if(c.cta == 0 && selection.has_nan(c.lane))
+    hw::or_global((uint32_t *)c.workspace(MF_STREAM_WS_STATUS), MF_STREAM_STATUS_NAN);
+  if constexpr(L::kGiven) {
+    if(c.cta == 0 && selection.bad)
+      hw::or_global((uint32_t *)c.workspace(MF_STREAM_WS_STATUS), MF_STREAM_STATUS_ID);
+  }
+}
+
+// Rank of the lane's expert among the token's: this rank's experts come first, in the order of their slots. Behind them the others' and zero
+// experts and what found nothing, in the order of their lanes.
+template <class L>
+MF_DEVICE int rank_of(const Context<L> &c, bool local, int slot)
+{
+  const uint32_t place = local ? (uint32_t)slot : 0x10000u + c.lane;
+  int before = 0;
+  MF_UNROLL
+  for(int j = 0; j < L::kRanks; ++j)
+    before += hw::shuffle(place, j) < place;
+  return before;
 }
 
 // The routing weight of the lane's pick, 0 if it found nothing. (Given ones: GivenSelection.)
@@ -252,7 +260,13 @@ MF_DEVICE void publish_ranks(const Context<L> &c, const Selection<L> &selection,
   const bool shared = is_shared(c), picked = selection.picked();
   const uint32_t expert = shared ? (uint32_t)(L::kColumns + c.lane - L::kTopK) : picked ? selection.expert() : 0xFFFFu;
   const bool local = has_local(c, picked, expert);
-  const int rank = rank_of(c, picked, local, expert);
+  int slot = c.lane, rank = c.lane; // of one token, without other ranks' and shared experts
+  if(c.p.tokens > 1)
+    slot = local ? sm.slot_of[local_of(c, expert)] : 0;
+  else if constexpr(!L::kAllLocal)
+    slot = head_slot(c, local);
+  if(c.p.tokens > 1 || !L::kAllLocal)
+    rank = rank_of(c, local, slot);
   float weight;
   if constexpr(L::kGiven)
     weight = selection.weight(c);
@@ -261,7 +275,6 @@ MF_DEVICE void publish_ranks(const Context<L> &c, const Selection<L> &selection,
   if constexpr(L::kShared > 0)
     weight = shared ? gate.weight(c) : weight;
   if(c.lane < L::kRanks && local) {
-    const int slot = c.p.tokens == 1 ? (L::kAllLocal ? c.lane : rank) : sm.slot_of[local_of(c, expert)];
     const int group = c.h_group(rank), column = c.h_column(rank, token);
     sm.cleared.rank[slot][token] = rank;
     sm.weight[token][rank] = weight;

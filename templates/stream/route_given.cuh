@@ -50,8 +50,8 @@ struct GivenSelection {
 
   MF_DEVICE bool has_nan(int) const { return false; }
 
-  template <int kFrom, int kTo>
-  MF_DEVICE bool pick(const Context<L> &, int) const { return false; } // (the list is counted, not guessed)
+  MF_DEVICE uint32_t pop(const Context<L> &, int) { return 0; }
+  MF_DEVICE void settle(const Context<L> &, int) {}
 
   // Of the lane's own id.
   MF_DEVICE bool picked() const { return id >= 0; }

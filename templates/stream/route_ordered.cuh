@@ -146,20 +146,16 @@ struct OrderedSelection {
     return better < Shape::kTopGroups;
   }
 
-  // Makes the picks kFrom .. kTo - 1 (by full values also the others). False if there were not so many experts that may
-  // be selected.
-  template <int kFrom, int kTo>
-  MF_DEVICE bool pick(const Context<L> &c, int token)
+  // Makes pick j, the next one. Returns its key: is_settled() says whether it is an expert that settle() will not change, expert_of() which.
+  MF_DEVICE uint32_t pop(const Context<L> &c, int j) { return queue.pop(c.lane, j); }
+  MF_DEVICE bool is_settled(uint32_t key) const { return queue.gap > kIndexMask && key >= kLowestKey; } // (the gap to the next one included)
+  MF_DEVICE static uint32_t expert_of(uint32_t key) { return kIndexMask - (key & kIndexMask); }
+
+  // Behind the last pick: makes them all once more, if some came too close to each other.
+  MF_DEVICE void settle(const Context<L> &c, int token)
   {
-    uint32_t last = 0;
-    MF_UNROLL
-    for(int j = kFrom; j < kTo; ++j)
-      last = queue.pop(c.lane, j);
-    if(queue.gap <= kIndexMask) {
+    if(queue.gap <= kIndexMask)
       pick_by_full_values(c, token);
-      last = hw::shuffle(queue.mine, kTo - 1);
-    }
-    return last >= kLowestKey;
   }
 
   // All picks. Equal values: the lowest lane that holds one, and in it the lowest index, that is the lowest expert.
@@ -232,7 +228,7 @@ struct OrderedSelection {
   MF_DEVICE bool picked() const { return queue.mine >= kLowestKey; }
   MF_DEVICE uint32_t expert() const // (in range for no pick, too)
   {
-    const uint32_t index = kIndexMask - (queue.mine & kIndexMask);
+    const uint32_t index = expert_of(queue.mine);
     if constexpr((kColumns & (kColumns - 1)) == 0)
       return index & (kColumns - 1);
     else

@@ -73,20 +73,15 @@ struct PackedSelection {
     return nan;
   }
 
-  // Makes the picks kFrom .. kTo - 1. False if there were not so many experts that may be selected.
-  template <int kFrom, int kTo>
-  MF_DEVICE bool pick(const Context<L> &c, int)
-  {
-    uint32_t last = 0;
-    MF_UNROLL
-    for(int j = kFrom; j < kTo; ++j)
-      last = queue.pop(c.lane, j);
-    return last >= kLowestKey;
-  }
+  // Makes pick j, the next one. Returns its key: is_settled() says whether it is an expert that settle() will not change, expert_of() which.
+  MF_DEVICE uint32_t pop(const Context<L> &c, int j) { return queue.pop(c.lane, j); }
+  MF_DEVICE bool is_settled(uint32_t key) const { return key >= kLowestKey; }
+  MF_DEVICE static uint32_t expert_of(uint32_t key) { return 0xFFFF - (key & 0xFFFF); }
+  MF_DEVICE void settle(const Context<L> &, int) {} // behind the last pick
 
   // Of the lane's own pick.
   MF_DEVICE bool picked() const { return queue.mine >= kLowestKey; }
-  MF_DEVICE uint32_t expert() const { return 0xFFFF - (queue.mine & 0xFFFF); }
+  MF_DEVICE uint32_t expert() const { return expert_of(queue.mine); }
   MF_DEVICE float logit() const
   {
     const uint32_t bits = queue.mine >> 16;

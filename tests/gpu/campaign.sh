@@ -2,7 +2,7 @@
 # Everything that needs a GPU, one step after the other, for a machine that is only there for a while.
 #
 #   tests/gpu/campaign.sh OUT [STEP...]       logs, tables and the new schedules.db go to the folder OUT; without steps all of them, in this order
-#   MOEFORGE=build/moeforge AGREEMENT=build/tests/gpu/agreement COEXIST=build/tests/gpu/coexist SPECS="specs/models/a.yaml ..."
+#   MOEFORGE=build/moeforge AGREEMENT=build/tests/gpu/agreement COEXIST=build/tests/gpu/coexist SEVERAL=build/tests/gpu/several SPECS="specs/models/a.yaml ..."
 #
 #   acceptance   tests/gpu/acceptance.sh: cold and warm run, ten kills, export, verify                    240 s
 #   agreement    GPU against emulated device, stage by stage, on the shapes of the paper (needs c++)      300 s
@@ -12,10 +12,13 @@
 #   behind       launches behind a router, with and without programmatic dependent launch                 60 s
 #   trace        timelines, one token and eight, uniform and concentrated                                 120 s
 #   coexist      tests/gpu/coexist: a small shape beside other work, both kernel families                 400 s
+#   qualify      Qwen3.5-35B against a Triton baseline that is measured beside it (needs torch, triton)    180 s
+#   several      tests/gpu/several: a small shape on two GPUs or more in one process                     120 s
 #   batch        the family of 9 to 32 tokens: as many as the shape has room for, into OUT/schedules.db, and OUT/bench-batch.json      400 s
 #   sanitize     tests/gpu/sanitize.sh                                                                    3000 s
 #
-# One line per step: ok or FAILED, seconds, the last line of its log. A step that runs out of time fails; the next one runs. Exits 1 if any failed.
+# One line per step: ok, FAILED or not run (exit code 77: the machine lacks what it needs), seconds, the last line of its log. A step that runs out of time
+# fails; the next one runs. Exits 1 if any failed.
 set -u
 cd "$(dirname "$0")/../.."
 out=${1:?usage: tests/gpu/campaign.sh OUT [STEP...]}
@@ -24,6 +27,7 @@ mkdir -p "$out"
 moeforge=${MOEFORGE:-build/moeforge}
 agreement=${AGREEMENT:-build/tests/gpu/agreement}
 coexist=${COEXIST:-build/tests/gpu/coexist}
+several=${SEVERAL:-build/tests/gpu/several}
 specs=${SPECS:-$(ls specs/models/*.yaml | grep -v tiny)}
 paper='qwen3.5-35b-a3b qwen3.5-122b-a10b glm-5-tp8 deepseek-v3.1-tp8'
 failed=0
@@ -62,11 +66,20 @@ step_trace() {
   done
   return $bad
 }
-step_coexist() {
-  own="--store $out/coexist.db --db $out/coexist-shipped.db"
-  "$moeforge" tune specs/models/tiny.yaml $own --gen "$out/gen" --tokens 1-16 --effort quick && "$moeforge" export tiny $own -o "$out/coexist.moeforge" &&
-    "$coexist" "$out/coexist.moeforge"
+small_package() {
+  own="--store $out/small.db --db $out/small-shipped.db"
+  [ -e "$out/small.moeforge" ] ||
+    { "$moeforge" tune specs/models/tiny.yaml $own --gen "$out/gen" --tokens 1-16 --effort quick && "$moeforge" export tiny $own -o "$out/small.moeforge"; }
 }
+step_qualify() {
+  python3 -c 'import torch, triton' || { echo "not run: no torch, or no triton"; return 77; }
+  [ -e "$out/schedules.db" ] || cp schedules.db "$out/schedules.db"
+  "$moeforge" export qwen3.5-35b-a3b $store -o "$out/qualify.moeforge" &&
+    PYTHONPATH=python/src python3 bench/baseline.py "$out/qualify.moeforge" -o "$out/baseline.json" &&
+    "$moeforge" qualify "$out/qualify.moeforge" --baseline "$out/baseline.json"
+}
+step_coexist() { small_package && "$coexist" "$out/small.moeforge"; }
+step_several() { small_package && "$several" "$out/small.moeforge"; }
 step_batch() { # with the watchdog first: a hang then costs milliseconds and is named
   timeout 60 "$moeforge" tune specs/models/qwen3.5-35b-a3b.yaml --debug --effort quick --tokens 16,32 --store "$out/debug.db" --db "$out/debug-shipped.db" --gen "$out/gen" &&
     "$moeforge" tune specs/models/qwen3.5-35b-a3b.yaml --tokens 1-8,16,24,32 $store --gen "$out/gen" &&
@@ -80,12 +93,17 @@ if [ "${1:-}" = --step ]; then
   "step_$2"
   exit $?
 fi
-[ $# -gt 0 ] || set -- acceptance agreement tune bench handoff behind trace coexist batch sanitize
+[ $# -gt 0 ] || set -- acceptance agreement tune bench handoff behind trace qualify coexist several batch sanitize
 for step in "$@"; do
   limit=$(limit_of "$step")
   [ -n "$limit" ] || { echo "campaign: there is no step $step" >&2; exit 2; }
   start=$(date +%s)
-  if timeout "$limit" "$0" "$out" --step "$step" >"$out/$step.txt" 2>&1; then result=ok; else result=FAILED; failed=1; fi
+  timeout "$limit" "$0" "$out" --step "$step" >"$out/$step.txt" 2>&1
+  case $? in
+    0) result=ok ;;
+    77) result='not run' ;;
+    *) result=FAILED failed=1 ;;
+  esac
   printf '%-8s %s, %d s of %d: %s\n' "$result" "$step" $(($(date +%s) - start)) "$limit" "$(tail -n 1 "$out/$step.txt" | cut -c1-160)"
 done
 exit $failed

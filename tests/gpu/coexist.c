@@ -9,19 +9,8 @@
  *
  * Each for one token and for as many as the package serves. A wait that takes more than 10 s is a failure, and ends the program; so does the alarm after 300 s. */
 #include "compile.h"
-#include "datagen.h"
-#include "reference.h"
-#include "verify_gpu.h"
+#include "gpu_fixture.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
-
-#define ALARM_SECONDS 300
-#define WAIT_SECONDS 10.0
 #define ROUNDS 100
 #define GRAPH_LAUNCHES 8
 #define GRAPH_TURNS 3
@@ -41,69 +30,14 @@ struct bench {
   struct verify_weights weights;
   struct verify_kernel kernel; /* layer and inputs, shared by both instances */
   struct instance side[2];
-  int tokens;
   size_t y_bytes;
-  unsigned char *alone, *got;  /* y of the launch alone; of all rounds */
-  const char *step;
-  bool failed;
+  unsigned char *alone, *got; /* y of the launch alone; of all rounds */
 };
-
-static void on_alarm(int number)
-{
-  static const char text[] = "FAILED   hangs: the time is over\n";
-  (void)number;
-  if(write(STDOUT_FILENO, text, sizeof(text) - 1) < 0)
-    _exit(2);
-  _exit(1);
-}
-
-/* Ends the program on an error that is not a finding. */
-static void need(enum mf_status rc, const struct error *err)
-{
-  if(rc == MF_OK)
-    return;
-  fprintf(stderr, "coexist: %s\n", err->text);
-  exit(2);
-}
-
-static void cuda(const struct bench *b, CUresult result, const char *doing)
-{
-  const char *name = NULL;
-  if(result == CUDA_SUCCESS)
-    return;
-  b->gpu.api.p_cuGetErrorName(result, &name);
-  printf("FAILED   %s, %d tokens: %s: %s\n", b->step, b->tokens, doing, name != NULL ? name : "unknown error");
-  fflush(stdout);
-  _exit(1); /* the context is of no use any more */
-}
-
-static double seconds_now(void)
-{
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-/* Waits for a stream; a stream that does not end is a finding, and nothing more can be done on the device. */
-static void wait_for(const struct bench *b, CUstream stream)
-{
-  const double start = seconds_now();
-  CUresult result;
-  while((result = b->gpu.api.p_cuStreamQuery(stream)) == CUDA_ERROR_NOT_READY) {
-    if(seconds_now() - start > WAIT_SECONDS) {
-      printf("FAILED   %s, %d tokens: a stream did not end within %.0f s\n", b->step, b->tokens, WAIT_SECONDS);
-      fflush(stdout);
-      _exit(1);
-    }
-    usleep(100);
-  }
-  cuda(b, result, "running the kernels");
-}
 
 static enum mf_status launch(const struct bench *b, const struct instance *side, int round)
 {
   struct mf_call call = {.struct_size = sizeof(call),
-                         .tokens = b->tokens,
+                         .tokens = now.tokens,
                          .x = (const void *)(uintptr_t)b->kernel.x,
                          .out = (void *)(uintptr_t)(side->out + (size_t)round * b->y_bytes),
                          .workspace = (void *)(uintptr_t)side->workspace};
@@ -111,48 +45,30 @@ static enum mf_status launch(const struct bench *b, const struct instance *side,
   return mf_moe_forward(b->kernel.layer, &call, side->stream);
 }
 
-static void must_launch(struct bench *b, const struct instance *side, int round)
+static void must_launch(const struct bench *b, const struct instance *side, int round)
 {
   const enum mf_status rc = launch(b, side, round);
-  if(rc == MF_OK)
-    return;
-  printf("FAILED   %s, %d tokens: mf_moe_forward: %s\n", b->step, b->tokens, mf_status_name(rc));
-  b->failed = true;
+  if(rc != MF_OK)
+    say(false, mf_status_name(rc));
 }
 
 /* Outputs that no kernel writes, so that a launch that did nothing is found. */
 static void poison_outputs(const struct bench *b, const struct instance *side)
 {
-  cuda(b, b->gpu.api.p_cuMemsetD8Async(side->out, 0xff, ROUNDS * b->y_bytes, side->stream), "poisoning the output");
+  cuda(&b->gpu.api, b->gpu.api.p_cuMemsetD8Async(side->out, 0xff, ROUNDS * b->y_bytes, side->stream), "poisoning the output");
 }
 
 static void init_workspace(const struct bench *b, const struct instance *side)
 {
-  struct error err;
-  const enum mf_status rc = mf_workspace_init(b->kernel.op, (void *)(uintptr_t)side->workspace, side->stream);
-  if(rc != MF_OK)
-    need(error_set(&err, rc, "mf_workspace_init: %s", mf_status_name(rc)), &err);
+  need_status(mf_workspace_init(b->kernel.op, (void *)(uintptr_t)side->workspace, side->stream), "mf_workspace_init");
 }
 
 /* Rounds whose y differs from that of the launch alone. */
 static int wrong_rounds(const struct bench *b, const struct instance *side, int rounds)
 {
-  int wrong = 0;
-  wait_for(b, side->stream);
-  cuda(b, b->gpu.api.p_cuMemcpyDtoH(b->got, side->out, (size_t)rounds * b->y_bytes), "fetching the output");
-  for(int r = 0; r < rounds; r++)
-    wrong += memcmp(b->got + (size_t)r * b->y_bytes, b->alone, b->y_bytes) != 0;
-  return wrong;
-}
-
-static void report(struct bench *b, const char *what, int rounds, int wrong)
-{
-  if(wrong != 0)
-    printf("FAILED   %s, %d tokens: %s: %d of %d launches are not as alone\n", b->step, b->tokens, what, wrong, rounds);
-  else
-    printf("ok       %s, %d tokens: %s: %d launches as alone\n", b->step, b->tokens, what, rounds);
-  fflush(stdout);
-  b->failed |= wrong != 0;
+  wait_for(&b->gpu.api, side->stream);
+  cuda(&b->gpu.api, b->gpu.api.p_cuMemcpyDtoH(b->got, side->out, (size_t)rounds * b->y_bytes), "fetching the output");
+  return count_wrong(b->got, b->alone, b->y_bytes, rounds);
 }
 
 /* ---- steps ---- */
@@ -160,18 +76,16 @@ static void step_poison(struct bench *b)
 {
   const struct instance *side = &b->side[0];
   const size_t words = (b->kernel.workspace_bytes + 7) / 8;
-  uint64_t *bits = malloc(words * 8);
-  if(bits == NULL)
-    abort();
+  uint64_t *bits = need_memory(words * 8);
   for(uint64_t seed = 0; seed < 4; seed++) {
     for(size_t i = 0; i < words; i++)
       bits[i] = seed == 0 ? UINT64_MAX : data_hash(seed, DATA_PICK, i);
-    cuda(b, b->gpu.api.p_cuMemcpyHtoD(side->workspace, bits, b->kernel.workspace_bytes), "poisoning the workspace");
+    cuda(&b->gpu.api, b->gpu.api.p_cuMemcpyHtoD(side->workspace, bits, b->kernel.workspace_bytes), "poisoning the workspace");
     init_workspace(b, side);
     poison_outputs(b, side);
     for(int r = 0; r < 4; r++) /* launches use two halves of the workspace in turn */
       must_launch(b, side, r);
-    report(b, seed == 0 ? "workspace of NaN" : "workspace of random bits", 4, wrong_rounds(b, side, 4));
+    report(seed == 0 ? "workspace of NaN" : "workspace of random bits", 4, wrong_rounds(b, side, 4));
   }
   free(bits);
 }
@@ -184,7 +98,7 @@ static void step_pair(struct bench *b)
     for(int s = 0; s < 2; s++)
       must_launch(b, &b->side[s], r);
   for(int s = 0; s < 2; s++)
-    report(b, s == 0 ? "first stream" : "second stream", ROUNDS, wrong_rounds(b, &b->side[s], ROUNDS));
+    report(s == 0 ? "first stream" : "second stream", ROUNDS, wrong_rounds(b, &b->side[s], ROUNDS));
 }
 
 static const char spin_source[] = "extern \"C\" __global__ void mf_spin(long long cycles)\n"
@@ -202,9 +116,9 @@ static CUfunction load_spin(const struct bench *b, CUmodule *module)
   CUfunction function = NULL;
   need(nvrtc_open(&nvrtc, &err), &err);
   need(compile_artifact(nvrtc, &none, "sm_90a", COMPILE_PLAIN, &art, &err), &err);
-  cuda(b, b->gpu.api.p_cuModuleLoadData(module, art.cubin), "loading the foreign kernel");
-  cuda(b, b->gpu.api.p_cuModuleGetFunction(&function, *module, "mf_spin"), "finding the foreign kernel");
-  cuda(b, b->gpu.api.p_cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, FOREIGN_SHARED_BYTES), "shared memory of the foreign kernel");
+  cuda(&b->gpu.api, b->gpu.api.p_cuModuleLoadData(module, art.cubin), "loading the foreign kernel");
+  cuda(&b->gpu.api, b->gpu.api.p_cuModuleGetFunction(&function, *module, "mf_spin"), "finding the foreign kernel");
+  cuda(&b->gpu.api, b->gpu.api.p_cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, FOREIGN_SHARED_BYTES), "shared memory of the foreign kernel");
   artifact_free(&art);
   nvrtc_close(nvrtc);
   return function;
@@ -223,24 +137,25 @@ static void beside_foreign(struct bench *b, CUfunction spin, int ctas, int khz)
   bool before, after;
   enum mf_status rc;
   poison_outputs(b, side);
-  wait_for(b, side->stream);
-  cuda(b, b->gpu.api.p_cuLaunchKernelEx(&config, spin, parameters, NULL), "launching the foreign kernel");
+  wait_for(&b->gpu.api, side->stream);
+  cuda(&b->gpu.api, b->gpu.api.p_cuLaunchKernelEx(&config, spin, parameters, NULL), "launching the foreign kernel");
   usleep(5000); /* it has begun by then */
   before = b->gpu.api.p_cuStreamQuery(b->side[1].stream) == CUDA_ERROR_NOT_READY;
   start = seconds_now();
   rc = launch(b, side, 0);
   if(rc == MF_OK)
-    wait_for(b, side->stream);
+    wait_for(&b->gpu.api, side->stream);
   ms = (seconds_now() - start) * 1e3;
   after = b->gpu.api.p_cuStreamQuery(b->side[1].stream) == CUDA_ERROR_NOT_READY;
-  wait_for(b, b->side[1].stream);
+  wait_for(&b->gpu.api, b->side[1].stream);
   if(rc != MF_OK) /* typed: and the next one works */
     must_launch(b, side, 0);
   must_launch(b, side, 1);
   snprintf(what, sizeof(what), "beside %d CTAs that %s when it was launched: %s after %.2f ms, they %s", ctas, before ? "ran" : "HAD ENDED",
            rc == MF_OK ? "done" : mf_status_name(rc), ms, after ? "still ran" : "had ended");
-  report(b, what, 2, wrong_rounds(b, side, 2));
-  b->failed |= !before; /* nothing was shown */
+  report(what, 2, wrong_rounds(b, side, 2));
+  if(!before)
+    say(false, "nothing was shown");
 }
 
 static void step_foreign(struct bench *b)
@@ -248,13 +163,13 @@ static void step_foreign(struct bench *b)
   CUmodule module = NULL;
   CUfunction spin = load_spin(b, &module);
   int sms = 0, khz = 0;
-  cuda(b, b->gpu.api.p_cuDeviceGetAttribute(&sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, b->gpu.device), "asking for the multiprocessors");
-  cuda(b, b->gpu.api.p_cuDeviceGetAttribute(&khz, CU_DEVICE_ATTRIBUTE_CLOCK_RATE, b->gpu.device), "asking for the clock");
+  cuda(&b->gpu.api, b->gpu.api.p_cuDeviceGetAttribute(&sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, b->gpu.device), "asking for the multiprocessors");
+  cuda(&b->gpu.api, b->gpu.api.p_cuDeviceGetAttribute(&khz, CU_DEVICE_ATTRIBUTE_CLOCK_RATE, b->gpu.device), "asking for the clock");
   khz = khz > 0 ? khz : 1900000;
   beside_foreign(b, spin, 1, khz);
   beside_foreign(b, spin, (sms + 3) / 4, khz);
   beside_foreign(b, spin, sms, khz);
-  cuda(b, b->gpu.api.p_cuModuleUnload(module), "unloading the foreign kernel");
+  cuda(&b->gpu.api, b->gpu.api.p_cuModuleUnload(module), "unloading the foreign kernel");
 }
 
 /* GRAPH_LAUNCHES launches of the layer, one behind the other. */
@@ -262,12 +177,12 @@ static CUgraphExec capture(struct bench *b, const struct instance *side)
 {
   CUgraph graph = NULL;
   CUgraphExec exec = NULL;
-  cuda(b, b->gpu.api.p_cuStreamBeginCapture(side->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "beginning a capture");
+  cuda(&b->gpu.api, b->gpu.api.p_cuStreamBeginCapture(side->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "beginning a capture");
   for(int r = 0; r < GRAPH_LAUNCHES; r++)
     must_launch(b, side, r);
-  cuda(b, b->gpu.api.p_cuStreamEndCapture(side->stream, &graph), "ending a capture");
-  cuda(b, b->gpu.api.p_cuGraphInstantiateWithFlags(&exec, graph, 0), "making a graph");
-  cuda(b, b->gpu.api.p_cuGraphDestroy(graph), "freeing a graph");
+  cuda(&b->gpu.api, b->gpu.api.p_cuStreamEndCapture(side->stream, &graph), "ending a capture");
+  cuda(&b->gpu.api, b->gpu.api.p_cuGraphInstantiateWithFlags(&exec, graph, 0), "making a graph");
+  cuda(&b->gpu.api, b->gpu.api.p_cuGraphDestroy(graph), "freeing a graph");
   return exec;
 }
 
@@ -280,14 +195,14 @@ static void step_graph(struct bench *b)
     for(int turn = 0; turn < GRAPH_TURNS; turn++) {
       for(int s = 0; s < sides; s++) {
         poison_outputs(b, &b->side[s]);
-        cuda(b, b->gpu.api.p_cuGraphLaunch(exec[s], b->side[s].stream), "launching a graph");
+        cuda(&b->gpu.api, b->gpu.api.p_cuGraphLaunch(exec[s], b->side[s].stream), "launching a graph");
       }
       for(int s = 0; s < sides; s++)
-        report(b, sides == 1 ? "one graph" : "two graphs at once", GRAPH_LAUNCHES, wrong_rounds(b, &b->side[s], GRAPH_LAUNCHES));
+        report(sides == 1 ? "one graph" : "two graphs at once", GRAPH_LAUNCHES, wrong_rounds(b, &b->side[s], GRAPH_LAUNCHES));
     }
   }
   for(int s = 0; s < 2; s++)
-    cuda(b, b->gpu.api.p_cuGraphExecDestroy(exec[s]), "freeing a graph");
+    cuda(&b->gpu.api, b->gpu.api.p_cuGraphExecDestroy(exec[s]), "freeing a graph");
 }
 
 static const struct {
@@ -299,48 +214,28 @@ static const struct {
 /* ---- set-up ---- */
 static void allocate(const struct bench *b, size_t bytes, CUdeviceptr *out)
 {
-  cuda(b, b->gpu.api.p_cuMemAlloc(out, bytes), "allocating memory");
-}
-
-/* Which experts the case needs. */
-static void route(const struct bench *b, const struct test_case *tc, struct routing_result *routing)
-{
-  static float bias[DATA_MAX_LOGITS];
-  void *logits = malloc(data_logits_bytes(&b->problem, tc->tokens));
-  if(logits == NULL)
-    abort();
-  data_logits(&b->problem, tc, logits);
-  data_bias(b->weights.layer_seed, b->problem.experts + b->problem.zero_experts, bias);
-  reference_route(&b->problem, tc->tokens, logits, b->problem.select_bias ? bias : NULL, b->weights.routed_scaling, routing);
-  free(logits);
+  cuda(&b->gpu.api, b->gpu.api.p_cuMemAlloc(out, bytes), "allocating memory");
 }
 
 /* Layer and inputs, the result of a launch alone, two instances. */
 static void begin(struct bench *b, int tokens)
 {
-  const struct test_case tc = {.tokens = tokens, .routing = ROUTING_UNIFORM, .data = CASE_NORMAL, .seed = 11};
-  static struct routing_result routing;
+  const struct test_case tc = fixture_case(tokens);
   struct error err = {MF_OK, ""};
-  bool intact = true;
-  b->step = "alone";
-  b->tokens = tokens;
+  now.step = "alone";
+  now.tokens = tokens;
   b->y_bytes = (size_t)tokens * (size_t)b->problem.hidden * 2;
-  b->alone = malloc(b->y_bytes);
-  b->got = malloc(ROUNDS * b->y_bytes);
-  if(b->alone == NULL || b->got == NULL)
-    abort();
+  b->alone = need_memory(b->y_bytes);
+  b->got = need_memory(ROUNDS * b->y_bytes);
   need(verify_kernel_make(&b->gpu, b->package, &b->weights, tokens, &b->kernel, &err), &err);
-  route(b, &tc, &routing);
-  need(verify_run(&b->gpu, &b->kernel, &tc, &routing, (uint16_t *)(void *)b->alone, &intact, &err), &err);
-  if(!intact)
-    need(error_set(&err, MF_ERR_CHECK, "a launch alone writes where it must not"), &err);
+  fixture_alone(&b->gpu, &b->kernel, &tc, b->alone);
   for(int s = 0; s < 2; s++) {
     struct instance *side = &b->side[s];
-    cuda(b, b->gpu.api.p_cuStreamCreate(&side->stream, CU_STREAM_NON_BLOCKING), "making a stream");
+    cuda(&b->gpu.api, b->gpu.api.p_cuStreamCreate(&side->stream, CU_STREAM_NON_BLOCKING), "making a stream");
     allocate(b, b->kernel.workspace_bytes, &side->workspace);
     allocate(b, ROUNDS * b->y_bytes, &side->out);
     init_workspace(b, side);
-    wait_for(b, side->stream);
+    wait_for(&b->gpu.api, side->stream);
   }
 }
 
@@ -356,61 +251,23 @@ static void end(struct bench *b)
   free(b->got);
 }
 
-static bool is_wanted(const char *step, char **names, int count)
-{
-  for(int i = 0; i < count; i++)
-    if(strcmp(names[i], step) == 0)
-      return true;
-  return count == 0;
-}
-
-/* The first problem of the package, and the most tokens that it serves from 1 on. */
-static int open_package(struct bench *b, const char *path)
-{
-  struct mf_package_entry entry = {.struct_size = sizeof(entry)};
-  struct error err;
-  enum mf_status rc = mf_package_open(path, &b->package);
-  int most = 0;
-  if(rc == MF_OK)
-    rc = mf_package_entry_at(b->package, 0, &entry);
-  if(rc != MF_OK)
-    need(error_set(&err, rc, "%s: %s", path, mf_status_string(rc)), &err);
-  b->problem = entry.problem;
-  b->weights.routed_scaling = entry.routed_scaling;
-  for(size_t i = 0; mf_package_entry_at(b->package, i, &entry) == MF_OK; i++)
-    if(memcmp(&entry.problem, &b->problem, sizeof(b->problem)) == 0 && entry.tokens_max > most)
-      most = entry.tokens_max;
-  return most;
-}
-
 int main(int argc, char **argv)
 {
   static struct bench b;
   struct error err = {MF_OK, ""};
   int counts[2] = {1, 0};
-  for(int i = 2; i < argc; i++) {
-    size_t s = 0;
-    while(s < STEPS && strcmp(argv[i], steps[s].name) != 0)
-      s++;
-    if(s == STEPS) {
-      fprintf(stderr, "coexist: there is no step \"%s\"\n", argv[i]);
-      return 2;
-    }
-  }
-  if(argc < 2) {
-    fprintf(stderr, "usage: coexist PACKAGE [poison] [pair] [foreign] [graph]\n");
-    return 2;
-  }
-  signal(SIGALRM, on_alarm);
-  alarm(ALARM_SECONDS);
-  counts[1] = open_package(&b, argv[1]);
+  const char *names[STEPS];
+  for(size_t i = 0; i < STEPS; i++)
+    names[i] = steps[i].name;
+  fixture_begin("coexist", argc, argv, names, STEPS);
+  counts[1] = fixture_package(argv[1], &b.package, &b.problem, &b.weights.routed_scaling);
   need(verify_gpu_open(0, (int)(WAIT_SECONDS * 1e3), &b.gpu, &err), &err);
   need(verify_weights_make(&b.gpu, &b.problem, b.weights.routed_scaling, &b.weights, &err), &err);
   for(int i = 0; i < (counts[1] > 1 ? 2 : 1); i++) {
     begin(&b, counts[i]);
     for(size_t s = 0; s < STEPS; s++) {
-      b.step = steps[s].name;
-      if(is_wanted(b.step, argv + 2, argc - 2))
+      now.step = steps[s].name;
+      if(fixture_wants(argc, argv, now.step))
         steps[s].run(&b);
     }
     end(&b);
@@ -418,6 +275,6 @@ int main(int argc, char **argv)
   verify_weights_free(&b.gpu, &b.weights);
   verify_gpu_close(&b.gpu);
   mf_package_close(b.package);
-  printf("%s\n", b.failed ? "FAILED" : "all as alone");
-  return b.failed;
+  printf("%s\n", now.failed ? "FAILED" : "all as alone");
+  return now.failed;
 }

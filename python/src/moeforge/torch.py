@@ -49,16 +49,17 @@ class _Cuda:
         return bool(torch.cuda.is_current_stream_capturing())
 
     def on(self, device: torch.device) -> ContextManager[Any]:
-        """The device's primary context must be current at a launch."""
+        """The device's primary context is current: torch's default stream is stream 0, which is that of whichever context is current."""
         if torch.cuda.current_device() == device.index:
-            if getattr(self._thread, "device", None) != device.index:
+            if device.index not in getattr(self._thread, "known", ()):
                 self.make_current(device.index)
             return contextlib.nullcontext()
         other: ContextManager[Any] = torch.cuda.device(device)
         return other
 
     def make_current(self, index: int) -> None:
-        """In a thread that has not used CUDA, torch may answer from its caches without any call that makes the context current."""
+        """In a thread that has not used CUDA, torch may answer from its caches without any call that makes the context current. Once for each device:
+        torch goes back to a device whose context exists by a real call."""
         driver = ctypes.CDLL(os.environ.get("MOEFORGE_LIBCUDA") or "libcuda.so.1")
         context, device = ctypes.c_void_p(), ctypes.c_int()
         code = driver.cuDeviceGet(ctypes.byref(device), index)
@@ -66,7 +67,7 @@ class _Cuda:
         code = code or driver.cuCtxSetCurrent(context)
         if code != 0:
             raise DeviceError(f"the context of device {index} cannot be made current: CUDA error {code}: {DeviceError.advice}")
-        self._thread.device = index
+        self._thread.known = {*getattr(self._thread, "known", ()), index}
 
     def workspace(self, size: int, device: torch.device) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=device)
