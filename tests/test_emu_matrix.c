@@ -19,7 +19,7 @@
 #define CANDIDATES 60      /* of which the one is taken that covers most */
 #define MOST_SMS 70
 #define MOST_WEIGHTS 205e6 /* bytes */
-#define MOST_COST 6.0      /* of a case, about seconds */
+#define MOST_COST 6.0      /* of a case: cost() */
 #define LAUNCHES 2         /* of a case */
 #define ALL_ROUNDS 1000    /* no tickets */
 #define RING 99            /* of flight: as many stages as the ring has */
@@ -189,7 +189,7 @@ static double weight_bytes(const struct mf_problem *p)
   return 3.0 * p->expert_count * p->intermediate * p->hidden;
 }
 
-/* Seconds, roughly: what takes time goes with the number of products. */
+/* In proportion to the time, roughly: it goes with the number of products. */
 static double cost(const struct choice *c)
 {
   const struct mf_problem p = problem_of(c);
@@ -447,7 +447,7 @@ int main(void)
     for(int k = 0; k < configs[i].ncases; k++)
       price += cost(&configs[i].cases[k]);
   }
-  printf("%d of %d configurations, %d cases, %d launches, about %.0f s; all cover %d of %d pairs, of the rest %d are not served or too large\n", run,
+  printf("%d of %d configurations, %d cases, %d launches, of cost %.0f; all cover %d of %d pairs, of the rest %d are not served or too large\n", run,
          nconfigs, ncases, LAUNCHES * ncases, price + 1.0 * run, have, all, impossible);
   tcase_add_test(choice, the_choice_covers);
   tcase_set_timeout(matrix, 240);
