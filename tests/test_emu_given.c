@@ -69,11 +69,11 @@ static const struct mutant {
     {"a_repeated_expert_stays", "stream/route_given.cuh", "id = again ? -1 : id;", "", GIVEN, GATE_ROUTING},
     {"rows_of_weights_are_those_of_ids", "stream/route_given.cuh", "token * c.p.weights_pitch", "0 * c.p.weights_pitch", GIVEN, GATE_WEIGHT},
     {"the_gate_is_the_first_token_s", "stream/route.cuh", "(size_t)token * c.p.gate_pitch", "(size_t)0 * c.p.gate_pitch", GATED, GATE_WEIGHT},
-    {"a_shared_expert_is_the_first_routed_one", "stream/route.cuh", "c.sm.experts[c.lane - L::kTopK] = (L::kLocalExperts + c", "c.sm.experts[c.lane - L::kTopK] = (c", GATED, GATE_H},
+    {"a_shared_expert_is_the_first_routed_one", "stream/route.cuh", "(uint32_t)(L::kLocalExperts + c.lane - L::kTopK) : local_index", "(uint32_t)(c.lane - L::kTopK) : local_index", GATED, GATE_H},
     {"up_is_not_clamped_from_below", "stream/handoff.cuh", "up < -kLimit ? -kLimit : up", "up", CLAMPED, GATE_H},
     {"alpha_is_forgotten", "stream/handoff.cuh", "hw::fast_exp(-Shape::kSwigluAlpha * gate)", "hw::fast_exp(-gate)", CLAMPED, GATE_H},
     {"weights_on_the_input_count_again", "stream/handoff.cuh", "L::Shape::kWeightOnInput ? 1.0f : c.sm", "c.sm", ON_INPUT, GATE_Y_GIVEN_H},
-    {"the_producer_waits_for_no_list", "stream/producer.cuh", "      if(!turn.exists(active)) {\n", "      if(false) {\n", GATED, GATE_H},
+    {"every_cta_begins_with_the_first_shared_expert", "stream/route.cuh", "local && slot == c.cta / L::kUnits", "local && slot == 0", GATED, GATE_H},
 };
 #define MUTANTS ((int)(sizeof(mutants) / sizeof(mutants[0])))
 
