@@ -117,6 +117,10 @@ START_TEST(bench_writes_nothing)
   tool_run(&tool, "bench nope --json");
   refused(14, "no measured winners");
   ck_assert_str_eq(tool.out, "");
+  tool_run(&tool, "bench nope tiny --tokens 1"); /* what can be timed is timed */
+  tool_expect(&tool, 14);
+  tool_says(&tool, err, "nope: no measured winners");
+  tool_says(&tool, out, "| tiny | uniform | 1 |");
   shell("rm *.db");
   tool_run(&tool, "bench tiny");
   refused(14, "neither");

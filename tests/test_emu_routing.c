@@ -439,10 +439,10 @@ START_TEST(a_gate_of_nan_is_reported)
                       r.api.p_cuStreamQuery(r.stream) == CUDA_SUCCESS, "%s", emu_driver_text());
     ck_assert_uint_eq(*status, i == 0 ? 0 : MF_WS_NAN_LOGIT);
     for(int t = 0; t < 3; t++)
-      ck_assert_int_eq(ids[t * 3 + 2], 8);
-    ck_assert(same_bits(weights[2], mf_exact_sigmoid(0.5f)));
-    ck_assert(same_bits(weights[5], i == 0 ? mf_exact_sigmoid(1.0f) : 0.0f));
-    ck_assert(same_bits(weights[8], mf_exact_sigmoid(-2.0f)));
+      ck_assert_int_eq(ids[t * 3], 8);
+    ck_assert(same_bits(weights[0], mf_exact_sigmoid(0.5f)));
+    ck_assert(same_bits(weights[3], i == 0 ? mf_exact_sigmoid(1.0f) : 0.0f));
+    ck_assert(same_bits(weights[6], mf_exact_sigmoid(-2.0f)));
   }
 }
 END_TEST

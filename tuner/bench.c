@@ -244,6 +244,24 @@ static void print_json(const struct tuner *t, json_t *rows, bool complete)
   json_decref(root);
 }
 
+/* A shape that has nothing to time does not keep the others from it: the error comes at the end. */
+static enum mf_status bench_shapes(struct tuner *t, const char *const *names, int count, struct bench_plan *plan, json_t *rows, struct error *err)
+{
+  enum mf_status missing = MF_OK;
+  for(int i = 0; i < count; i++) {
+    struct error one;
+    const enum mf_status rc = bench_shape(t, names[i], plan, rows, &one);
+    if(rc != MF_OK && missing != MF_OK)
+      fprintf(stderr, "moeforge: %s\n", err->text);
+    if(rc != MF_OK)
+      *err = one;
+    if(rc != MF_OK && rc != MF_ERR_NOT_FOUND)
+      return rc;
+    missing = rc != MF_OK ? rc : missing;
+  }
+  return missing;
+}
+
 enum mf_status bench_command(const struct options *opt, const char *const *shape_names, int count, struct error *err)
 {
   struct tuner t = {.opt = opt};
@@ -264,8 +282,8 @@ enum mf_status bench_command(const struct options *opt, const char *const *shape
     rc = device_tools_build(opt->program, opt->template_dir, compile_arch(t.target.dev.cc_major, t.target.dev.cc_minor), &t.tools, err);
   if(rc == MF_OK && rows == NULL && !opt->behind)
     printf("| shape | routing | tokens | experts | us | 95 %% of median | floor kernel | tensor floor | floor | x floor | schedule |\n|---|---|---|---|---|---|---|---|---|---|---|\n");
-  for(int i = 0; i < count && rc == MF_OK; i++)
-    rc = bench_shape(&t, shape_names[i], &plan, rows, err);
+  if(rc == MF_OK)
+    rc = bench_shapes(&t, shape_names, count, &plan, rows, err);
   if(json_array_size(rows) > 0)
     print_json(&t, rows, rc == MF_OK);
   json_decref(rows);
