@@ -46,6 +46,8 @@ struct family_ops {
   void (*token_bucket)(const struct mf_problem *problem, int tokens, int *lo, int *hi);
   /* The schedule to beat: sensible for every shape without tuning. May depend on the token count. */
   void (*default_schedule)(const struct mf_problem *problem, int tokens, const struct device_info *dev, struct schedule *out);
+  /* Whether the search should try a schedule; may be NULL: all. What is not offered is legal all the same. */
+  bool (*offers)(const struct mf_problem *problem, const struct schedule *sched, const struct device_info *dev);
   /* Rules that need no compilation, first failing one. MF_OK or MF_REJECTED with *why. */
   enum mf_status (*constrain)(const struct mf_problem *problem, const struct schedule *sched, const struct device_info *dev, struct verdict *why);
   /* Dynamic shared memory per CTA, by the same formula as the kernel's layout. */

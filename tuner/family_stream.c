@@ -41,7 +41,6 @@ static const struct knob knobs[STREAM_KNOBS] = {
   X(RULE_FEATURE, "feature", "no gated shared experts where weights multiply the input")                       \
   X(RULE_DOWN_ROWS, "down_rows", "at most 64 rows of w2 per CTA")                                             \
   X(RULE_RING, "ring", "the scale slots must outlive the ring")                                               \
-  X(RULE_DEPTH, "depth", "of odd rings only the deepest that fits into shared memory: the others are not worth a kernel of their own")     \
   X(RULE_FLIGHT, "flight", "no more stages in flight than the ring has")                                      \
   X(RULE_PDL, "pdl", "0 or 1")                                                                                \
   X(RULE_EQUIVALENT, "equivalent", "another schedule in the space does exactly the same")
@@ -240,12 +239,12 @@ static void stream_default_schedule(const struct mf_problem *p, int tokens, cons
   }
 }
 
-/* Whether the schedule would fit into shared memory with another ring. */
-static bool ring_fits(const struct mf_problem *p, const struct schedule *sched, int ring, const struct device_info *dev)
+/* Of odd rings only the deepest that fits is worth a kernel of its own. */
+static bool stream_offers(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev)
 {
-  struct schedule other = *sched;
-  other.value[KNOB_RING] = ring;
-  return stream_shared_bytes(p, &other, dev) <= dev->shared_bytes_per_cta;
+  struct schedule deeper = *sched;
+  deeper.value[KNOB_RING]++;
+  return sched->value[KNOB_RING] % 2 == 0 || stream_shared_bytes(p, &deeper, dev) > dev->shared_bytes_per_cta;
 }
 
 static enum mf_status stream_constrain(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev, struct verdict *why)
@@ -257,8 +256,6 @@ static enum mf_status stream_constrain(const struct mf_problem *p, const struct 
     return rc;
   if(ring > (l.scale_slots - 1) * l.unit_stages + 1)
     return reject(why, RULE_RING, ring, (l.scale_slots - 1) * l.unit_stages + 1, (l.scale_slots - 1) * l.unit_stages + 1, NULL);
-  if(ring % 2 != 0 && ring_fits(p, sched, ring + 1, dev))
-    return reject(why, RULE_DEPTH, ring, ring + 1, ring + 1, NULL);
   if(flight > ring || first_down > ring)
     return reject(why, RULE_FLIGHT, flight > ring ? flight : first_down, ring, ring, NULL);
   if(sched->value[KNOB_PDL] > 1)
@@ -306,6 +303,7 @@ const struct family_ops family_stream = {
     .serves = stream_serves,
     .token_bucket = stream_token_bucket,
     .default_schedule = stream_default_schedule,
+    .offers = stream_offers,
     .constrain = stream_constrain,
     .shared_bytes = stream_shared_bytes,
     .emit = stream_emit,

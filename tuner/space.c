@@ -92,7 +92,7 @@ static enum mf_status consider(struct walk *w, const struct schedule *sched, boo
   return append_candidate(w, sched, is_default);
 }
 
-/* The product over the knobs for which 'select' is true, the others as in 'base'. */
+/* The product over the knobs for which 'select' is true, the others as in 'base': what the family offers of it. */
 static enum mf_status product(struct walk *w, const struct schedule *base, const bool *select)
 {
   const struct family_ops *family = base->family;
@@ -100,12 +100,13 @@ static enum mf_status product(struct walk *w, const struct schedule *base, const
   int digit[MAX_KNOBS] = {0};
   for(;;) {
     int k;
-    enum mf_status rc;
+    enum mf_status rc = MF_OK;
     for(k = 0; k < family->nknobs; k++) {
       if(select[k])
         sched.value[k] = family->knobs[k].values[digit[k]];
     }
-    rc = consider(w, &sched, false);
+    if(family->offers == NULL || family->offers(w->problem, &sched, w->dev))
+      rc = consider(w, &sched, false);
     if(rc != MF_OK)
       return rc;
     for(k = 0; k < family->nknobs; k++) { /* the next digit vector, first knob fastest */
