@@ -67,7 +67,7 @@ struct alignas(16) F32x4 {
 
 MF_UNSEEN int thread_index() { return emu_self->thread; }
 MF_UNSEEN int lane_index() { return emu_self->lane; }
-MF_UNSEEN int warp_index() { return emu_self->warp; }
+MF_UNSEEN int warp_index() { return (int)emu_reduce_max((uint32_t)emu_self->warp); } // of the whole warp, as on a GPU
 MF_UNSEEN int cta_index() { return emu_self->cta; }
 MF_UNSEEN uint8_t *dynamic_shared() { return emu_self->shared; }
 

@@ -120,6 +120,9 @@ static const struct mutant {
      "  if(c.lane < L::kTopK)\n"
      "    score = selection.score(c, token);\n",
      1, {EMU_DIVERGENCE, EMU_DEADLOCK}, "route_keys.cuh route.cuh", {&three}, 3, PLAIN},
+    {"one_lane_asks_for_the_warp_s_index", "stream/route.cuh", "  if(c.lane == 0)\n    c.sm.head = expert;\n",
+     "  if(c.lane == 0)\n    c.sm.head = expert + (uint32_t)(hw::warp_index() - c.warp);\n",
+     1, {EMU_DIVERGENCE, EMU_DEADLOCK}, "route.cuh", {&three}, 3, PLAIN},
     {"no_wait_for_scales", "stream/up.cuh", "    hw::mbarrier_wait(&sm.barrier.scales[slot], (turn / L::kScaleSlots) & 1, c.dog, L::kWaitScales);\n", "",
      1, {EMU_RACE}, "up.cuh", {&three}, 3, PLAIN},
     {"no_wait_for_down_scales", "stream/handoff.cuh", "  hw::copy_async_wait();\n", "", 1, {EMU_RACE}, "handoff.cuh down.cuh", {&three}, 3, PLAIN},
