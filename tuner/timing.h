@@ -16,13 +16,13 @@
 /* Costs, for n candidates, of which s survive the first heat, and m routing inputs: heat_rounds * n + second_heat_rounds * (m - 1) * s + final_rounds * m * max_finalists
  * replays of 'launches' launches. */
 struct timing_policy {
-  int heat_rounds;       /* rounds of the first heat */
+  int heat_rounds;        /* rounds of the first heat */
   int second_heat_rounds; /* of the second, under each of the other inputs */
-  int final_rounds;      /* rounds of each final */
-  int launches;          /* per graph */
-  double leave_ratio;    /* leaves the first heat if its best round is slower than this x the best median */
+  int final_rounds;       /* rounds of each final */
+  int launches;           /* per graph */
+  double leave_ratio;     /* leaves the first heat if its best round is slower than this x the best median */
   int max_finalists;
-  uint32_t seed;         /* routing seed set; reporting uses another */
+  uint32_t seed;          /* routing seed set; reporting uses another */
 };
 void timing_policy_default(struct timing_policy *policy);
 

@@ -3,8 +3,8 @@
 // The grid is persistent and co-resident, one CTA per SM. Its time is that of bringing the active experts' weights from
 // HBM into shared memory; everything else is arranged so that this stream never stops.
 //
-//   producer     | init | list | up units ............................ | down rows ......... |
-//   consumers    | route, quantise x | up units ................................ | down rows ..... | y |
+//   producer     | init | head | up units ............................ | down rows ......... |
+//   consumers    | route, list, quantise x | up units .......................... | down rows ..... | y |
 //   finalisers   | quantise x | s2, clear |   publish h, unit by unit, draw tickets ....... |
 //   h loaders    | quantise x | s2, clear |        fetch h, quantise it, expert by expert ........ |
 //

@@ -34,7 +34,7 @@
   X(MF_PRODUCER_READY, "barriers ready")  /* the whole CTA runs                 */ \
   X(MF_PRODUCER_ROUTED, "woken")          /* the first experts are known        */ \
   X(MF_PRODUCER_LISTED, "listed")         /* all of them are                    */ \
-  X(MF_PRODUCER_FIRST_COPY, "first copy") /* issued; with one token before LISTED */ \
+  X(MF_PRODUCER_FIRST_COPY, "first copy") /* issued; usually before LISTED      */ \
   X(MF_PRODUCER_LAST_UP, "last up copy")                                          \
   X(MF_PRODUCER_FIRST_DOWN, "first down copy")                                    \
   X(MF_PRODUCER_LAST_COPY, "last copy")   /* of all                             */ \
