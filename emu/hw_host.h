@@ -102,6 +102,7 @@ MF_DEVICE void sync_warp() { emu_sync_warp(); }
 MF_DEVICE uint32_t shuffle(uint32_t v, int lane) { return emu_shuffle(v, lane & 31); }
 MF_DEVICE int shuffle(int v, int lane) { return (int)emu_shuffle((uint32_t)v, lane & 31); }
 MF_DEVICE float shuffle(float v, int lane) { return bits_float(emu_shuffle(float_bits(v), lane & 31)); }
+MF_DEVICE uint32_t shuffle_xor(uint32_t v, int mask) { return emu_shuffle(v, (lane_index() ^ mask) & 31); }
 MF_DEVICE float shuffle_xor(float v, int mask) { return bits_float(emu_shuffle(float_bits(v), (lane_index() ^ mask) & 31)); }
 MF_DEVICE uint32_t ballot(bool condition) { return emu_ballot(condition); }
 MF_DEVICE bool all_lanes(bool condition) { return emu_ballot(condition) == 0xFFFFFFFFu; }
@@ -135,6 +136,7 @@ MF_DEVICE uint32_t load_shared_relaxed(const uint32_t *p) { return emu_load_rela
 MF_DEVICE void store_shared_relaxed(uint32_t *p, uint32_t v) { emu_store_relaxed(p, v, 0); }
 MF_DEVICE uint32_t load_shared_acquire(const uint32_t *p) { return emu_load_relaxed(p, 1); }
 MF_DEVICE void store_shared_release(uint32_t *p, uint32_t v) { emu_store_relaxed(p, v, 1); }
+MF_DEVICE uint32_t add_shared(uint32_t *p, uint32_t v) { return emu_add(p, v); }
 MF_DEVICE void or_shared(uint32_t *p, uint32_t v) { emu_or(p, v); }
 MF_DEVICE F32x2 load_shared_unordered(const F32x2 *p)
 {
@@ -227,6 +229,8 @@ MF_DEVICE void wgmma_fence() { emu_wgmma_fence(); }
 MF_DEVICE void wgmma_commit() { emu_wgmma_commit(); }
 MF_DEVICE void wgmma_wait() { emu_wgmma_wait(); }
 MF_DEVICE void wgmma_n32(float (&d)[16], uint64_t a, uint64_t b, int accumulate) { emu_wgmma(d, 32, a, b, accumulate); }
+MF_DEVICE void wgmma_n24(float (&d)[12], uint64_t a, uint64_t b, int accumulate) { emu_wgmma(d, 24, a, b, accumulate); }
+MF_DEVICE void wgmma_n16(float (&d)[8], uint64_t a, uint64_t b, int accumulate) { emu_wgmma(d, 16, a, b, accumulate); }
 MF_DEVICE void wgmma_n8(float (&d)[4], uint64_t a, uint64_t b, int accumulate) { emu_wgmma(d, 8, a, b, accumulate); }
 MF_DEVICE void count_rows(int rows) { emu_count_rows(rows); }
 template <int kCount>

@@ -35,8 +35,8 @@ static const struct {
   const char *name;
   int count, value[MOST_VALUES];
 } factors[FACTORS] = {
-    [ROWS] = {"rows", 6, {64, 56, 48, 32, 24, 16}},       /* of w2 per CTA: 16 are slabs; 24, 48, 56 straddle scale blocks */
-    [FEATURES] = {"features", 6, {256, 512, 768, 1024, 192, 320 | 64 << 16}}, /* of one expert | its offset in the first scale block */
+    [ROWS] = {"rows", 7, {64, 56, 48, 40, 32, 24, 16}},   /* of w2 per CTA: 16 are slabs, 24 to 40 mostly dense tiles; 24, 40, 48, 56 straddle scale blocks */
+    [FEATURES] = {"features", 7, {256, 512, 768, 1024, 192, 320 | 64 << 16, 832 | 64 << 16}}, /* of one expert | its offset in the first scale block */
     [HIDDEN] = {"hidden", 4, {1024, 1152, 2048, 3072}},   /* one, two (the second of one k-block), two, three stages per unit */
     [SPARE] = {"spare", 2, {0, 2}},                       /* CTAs without rows */
     [RING_STAGES] = {"ring_stages", 4, {4, 6, 8, 10}},

@@ -9,7 +9,7 @@
  * writing rows. */
 #include "emu_fixture.h"
 
-#define MAX_KINDS 4
+#define MAX_KINDS 5
 #define MAX_CASES 3
 #define GATE(gate) (EMU_FINDING_KINDS + (gate)) /* kinds of outcome: findings, then gates */
 #define MOST_SEEDS 6
@@ -20,10 +20,18 @@ static const struct test_case three = {3, ROUTING_UNIFORM, CASE_NORMAL, 1}, two 
                               same = {8, ROUTING_CONCENTRATED, CASE_NORMAL, 5};
 
 /* Shapes that the rows use; all have softmax over 64 experts, two per token. */
-enum shape { PLAIN, SLABS, STRADDLE, HELP, EARLY, SHAPES };
+enum shape { PLAIN, SLABS, STRADDLE, HELP, EARLY, DENSE, UNEVEN, SHAPES };
 static const struct {
-  int sms, hidden, hand_off, pdl; /* rows of w2 per CTA: 64; 16, two slots per stage; 48, which straddle scale blocks; as the first, and consumers load h; as the first, as a dependent launch */
-} shapes[SHAPES] = {[PLAIN] = {18, 1024, 0, 0}, [SLABS] = {64, 1024, 0, 0}, [STRADDLE] = {66, 3072, 0, 0}, [HELP] = {18, 1024, 1, 0}, [EARLY] = {18, 1024, 0, 1}};
+  int sms, hidden, intermediate, hand_off, pdl;
+} shapes[SHAPES] = {
+    [PLAIN] = {18, 1024, 256, 0, 0},    /* 64 rows of w2 per CTA */
+    [SLABS] = {64, 1024, 256, 0, 0},    /* 16, two slots per stage */
+    [STRADDLE] = {66, 3072, 256, 0, 0}, /* 48, which straddle scale blocks */
+    [HELP] = {18, 1024, 256, 1, 0},     /* as the first, and consumers load h */
+    [EARLY] = {18, 1024, 256, 0, 1},    /* as the first, as a dependent launch */
+    [DENSE] = {43, 1024, 512, 0, 0},    /* 24, which straddle scale blocks: four k-blocks in two tiles */
+    [UNEVEN] = {26, 1024, 608, 0, 0},   /* 40 likewise: pieces of three k-blocks and two, copied one by one */
+};
 
 static const struct mutant {
   const char *name, *file, *text, *instead;
@@ -103,7 +111,7 @@ static const struct mutant {
      1, {GATE(GATE_Y_GIVEN_H)}, "", {&one}, 3, STRADDLE},
     {"tokens_change_places", "stream/down.cuh", "(size_t)column * c.p.out_pitch", "(size_t)(column ^ 1) * c.p.out_pitch",
      1, {GATE(GATE_Y_GIVEN_H)}, "", {&two}, 3, PLAIN},
-    {"h_of_another_token", "stream/handoff.cuh", "(h + (size_t)(token * L::kRanks", "(h + (size_t)((token ^ 1) * L::kRanks",
+    {"h_of_another_token", "stream/handoff.cuh", "(h + (size_t)(token * L::kRanks + sm", "(h + (size_t)((token ^ 1) * L::kRanks + sm",
      1, {GATE(GATE_H), EMU_DEADLOCK}, "handoff.cuh", {&same}, 3, PLAIN},
     {"no_wait_for_predecessors", "stream/kernel.cuh", "    hw::sync_cta();\n    hw::wait_for_predecessors();\n", "    hw::sync_cta();\n",
      1, {EMU_RACE}, "route_packed.cuh kernel.cuh quantise.cuh", {&three}, 1, EARLY},
@@ -125,7 +133,6 @@ static const struct mutant {
      1, {EMU_DIVERGENCE, EMU_DEADLOCK}, "route.cuh", {&three}, 3, PLAIN},
     {"no_wait_for_scales", "stream/up.cuh", "    hw::mbarrier_wait(&sm.barrier.scales[slot], (turn / L::kScaleSlots) & 1, c.dog, L::kWaitScales);\n", "",
      1, {EMU_RACE}, "up.cuh", {&three}, 3, PLAIN},
-    {"no_wait_for_down_scales", "stream/handoff.cuh", "  hw::copy_async_wait();\n", "", 1, {EMU_RACE}, "handoff.cuh down.cuh", {&three}, 3, PLAIN},
     {"no_barrier_behind_the_front", "stream/kernel.cuh", "hw::barrier_sync(L::kBarrierFront, L::kThreads - 32);\n", ";\n",
      4, {EMU_RACE, EMU_UNINITIALISED, EMU_NO_PROXY_FENCE}, "up.cuh handoff.cuh down.cuh", {&three}, 3, PLAIN},
     {"no_barrier_before_y", "stream/down.cuh", "  hw::barrier_sync(L::kBarrierOutput, L::kConsumerThreads);\n", "",
@@ -165,7 +172,7 @@ static const struct mutant {
     {"the_lister_waits_for_no_router", "stream/route.cuh", "    hw::barrier_sync(L::kBarrierRouted, 32 * c.p.tokens);\n", "",
      1, {EMU_RACE}, "route.cuh", {&three}, 3, PLAIN},
     {"token_0_s_experts_are_listed_twice", "stream/route.cuh", "    mask[i] = mask[i] & 1 ? 0 : mask[i];\n", "",
-     1, {GATE(GATE_H), EMU_RACE, EMU_DEADLOCK, EMU_UNINITIALISED}, "route.cuh producer.cuh handoff.cuh", {&three}, 3, PLAIN},
+     1, {GATE(GATE_H), EMU_RACE, EMU_DEADLOCK, EMU_UNINITIALISED}, "route.cuh producer.cuh handoff.cuh quantise.cuh", {&three}, 3, PLAIN},
     {"every_cta_begins_with_the_first_pick", "stream/route.cuh", "!told && j == head_pick &&", "!told &&",
      1, {GATE(GATE_H)}, "", {&three}, 3, SLABS},
     {"the_head_is_read_unsynchronised", "stream/producer.cuh", "  hw::barrier_sync(L::kBarrierHead, 64);\n", "",
@@ -181,7 +188,7 @@ static const struct mutant {
      1, {EMU_RACE}, "handoff.cuh", {&three}, 3, PLAIN},
     {"h_published_by_ordinary_stores", "stream/handoff.cuh", "hw::store_global_relaxed(dst, ~pair);", "*dst = ~pair;",
      1, {EMU_RACE}, "handoff.cuh", {&three}, 3, PLAIN},
-    {"h_used_before_it_is_there", "stream/handoff.cuh", "while(!first.complete()) {", "while(!first.complete() && first.rank > 99) {",
+    {"h_used_before_it_is_there", "stream/handoff.cuh", "wanted[i] = !row[i].complete();", "wanted[i] = false;",
      1, {GATE(GATE_FINITE), GATE(GATE_REPLAY), GATE(GATE_Y_GIVEN_H)}, "", {&three}, 3, PLAIN},
     {"unrouted_tokens_write_h", "stream/handoff.cuh", "    if(routed)\n", "",
      1, {GATE(GATE_H), GATE(GATE_REPLAY), GATE(GATE_FINITE), EMU_UNINITIALISED}, "handoff.cuh", {&three}, 3, PLAIN},
@@ -193,19 +200,43 @@ static const struct mutant {
      "hw::count_rows(L::kSlab ? 64 : L::kDownRows);",
      "hw::count_rows(L::kSlab ? 64 : L::kDownRows - 8);",
      1, {EMU_UNINITIALISED}, "down.cuh", {&three}, 3, PLAIN},
+    {"dense_without_wgmma_wait", "stream/down_dense.cuh", "        hw::wgmma_wait();\n", "", 1, {EMU_WGMMA}, "down_dense.cuh", {&three}, 3, DENSE},
+    {"a_dense_stage_s_phase_is_missed", "stream/down_dense.cuh",
+     "  hw::sync_warp(); // no lane may still be waiting for the phase when lane 0 lets the producer set off the next one\n",
+     "",
+     1, {EMU_DEADLOCK, EMU_RACE}, "down_dense.cuh", {&eight}, MOST_SEEDS, DENSE},
+    {"dense_rows_in_use_are_called_idle", "stream/down_dense.cuh", "hw::count_rows(8 * kGroups);", "hw::count_rows(8 * kGroups - 8);",
+     1, {EMU_UNINITIALISED}, "down_dense.cuh down.cuh", {&three}, 3, DENSE},
+    {"columns_of_the_other_half_s_k_block", "stream/down_dense.cuh", "block[half] == kFirstBlock + b", "block[half ^ 1] == kFirstBlock + b",
+     1, {GATE(GATE_Y_GIVEN_H)}, "", {&one}, 3, DENSE},
+    {"scale_of_the_other_half", "stream/down_dense.cuh", "scales[w_scale[half]]", "scales[w_scale[half ^ 1]]",
+     1, {GATE(GATE_Y_GIVEN_H)}, "", {&one}, 3, DENSE},
+    {"scale_of_the_half_s_rows_in_the_tile", "stream/down_dense.cuh", "group % L::kDownGroups * 8;", "(2 * w4 + half) % L::kDownGroups * 8;",
+     1, {GATE(GATE_Y_GIVEN_H)}, "", {&one}, 3, DENSE},
+    {"h_scale_of_the_tile_s_first_k_block", "stream/down_dense.cuh", "(h_scale + block[half] * 8)", "(h_scale + kFirstBlock * 8)",
+     1, {GATE(GATE_Y_GIVEN_H)}, "", {&one}, 3, DENSE},
+    {"one_tile_s_sums_for_both", "stream/down.cuh", "(group >> 3) * 1024", "0 * group", 1, {GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE), EMU_UNINITIALISED}, "down.cuh", {&one}, 3, DENSE},
+    {"columns_of_others_are_added_densely", "stream/down_dense.cuh", "if((mine & 1) && exists(half, blocks))", "if(exists(half, blocks))",
+     1, {EMU_RACE, EMU_EARLY_OVERWRITE, EMU_UNINITIALISED, GATE(GATE_Y_GIVEN_H)}, "down.cuh down_dense.cuh", {&three}, 3, DENSE},
+    {"k_blocks_that_do_not_exist_are_kept", "stream/down_dense.cuh", "return L::kEvenPieces || block[half] < blocks;", "return L::kEvenPieces || blocks != 0;",
+     1, {EMU_UNINITIALISED, GATE(GATE_FINITE), GATE(GATE_Y_GIVEN_H), EMU_RACE}, "down.cuh down_dense.cuh handoff.cuh", {&three}, 3, UNEVEN},
+    {"scales_of_w2_are_not_waited_for", "stream/down.cuh", "  hw::mbarrier_wait(&sm.barrier.down_scales, 0, c.dog, L::kWaitDownScales);\n", "",
+     1, {EMU_RACE, EMU_UNINITIALISED}, "down.cuh", {&three}, 3, PLAIN},
+    {"scales_of_w2_arrive_ahead_of_their_copies", "stream/handoff.cuh", "    hw::copy_async_arrive(&sm.barrier.down_scales);\n", "    hw::mbarrier_arrive(&sm.barrier.down_scales);\n",
+     1, {EMU_RACE, EMU_UNINITIALISED}, "down.cuh handoff.cuh", {&three}, 3, PLAIN},
     {"slabs_in_the_wrong_order", "stream/up.cuh", "const float low = w4 & 1 ? d[4 + i] : d[i];", "const float low = w4 & 1 ? d[i] : d[4 + i];",
      1, {GATE(GATE_H), GATE(GATE_FINITE)}, "", {&one}, 3, SLABS},
-    {"batch_without_proxy_fence", "stream/handoff_batches.cuh", "    hw::fence_async_proxy();\n", "",
+    {"batch_without_proxy_fence", "stream/handoff_batches.cuh", "  hw::fence_async_proxy();\n", "",
      1, {EMU_NO_PROXY_FENCE}, "handoff.cuh down.cuh", {&same}, 3, HELP},
-    {"batch_is_flagged_without_release", "stream/handoff_batches.cuh", "hw::store_shared_release(&sm.h_loaded[w],", "hw::store_shared_relaxed(&sm.h_loaded[w],",
-     1, {EMU_RACE, EMU_NO_PROXY_FENCE}, "handoff.cuh down.cuh", {&same}, 3, HELP},
-    {"batch_is_waited_for_one_short", "stream/handoff_batches.cuh", "round_of(batch) + 1, c.dog", "round_of(batch), c.dog",
-     1, {EMU_RACE, EMU_UNINITIALISED, EMU_NO_PROXY_FENCE}, "handoff.cuh down.cuh", {&same}, 3, HELP},
-    {"one_half_is_loaded_twice", "stream/handoff_batches.cuh", "batch & 1 ? 0xF0u : 0x0Fu", "batch & 1 ? 0x0Fu : 0x0Fu",
-     1, {EMU_RACE, EMU_UNINITIALISED, EMU_NO_PROXY_FENCE, EMU_EARLY_OVERWRITE}, "handoff.cuh down.cuh", {&same}, 3, HELP},
-    {"consumers_do_not_know_that_they_help", "stream/kernel.cuh", "if(consumers_help(c))", "if(!consumers_help(c))",
+    {"batches_are_not_waited_for", "stream/handoff_batches.cuh", "    hw::barrier_sync(L::kBarrierH, kWorkerThreads);", "    hw::barrier_arrive(L::kBarrierH, kWorkerThreads);",
+     1, {EMU_RACE, EMU_UNINITIALISED, EMU_NO_PROXY_FENCE, EMU_EARLY_OVERWRITE, GATE(GATE_FINITE)}, "handoff.cuh down.cuh", {&same}, 3, HELP},
+    {"one_part_is_loaded_twice", "stream/handoff_batches.cuh", "part = batch - (slot << log_parts);", "part = 0 * batch;",
+     1, {EMU_RACE, EMU_UNINITIALISED, EMU_NO_PROXY_FENCE, EMU_EARLY_OVERWRITE}, "quantise.cuh down.cuh", {&same}, 3, HELP},
+    {"batches_taken_without_atomics", "stream/handoff_batches.cuh", "(int)hw::add_shared(&sm.batches_taken, 1);", "(int)sm.batches_taken++;",
+     1, {EMU_RACE}, "handoff_batches.cuh", {&same}, 3, HELP},
+    {"finalisers_do_not_know_that_they_help", "stream/kernel.cuh", "if(batches && (is_consumer || helper < L::kHelpers))", "if(batches && (is_consumer || loader))",
      1, {EMU_DEADLOCK}, "handoff_batches.cuh", {&same}, 3, HELP},
-    {"rows_are_used_before_they_are_there", "stream/handoff_batches.cuh", "wanted[i] = !row[i].complete();", "wanted[i] = false;",
+    {"rows_are_used_before_they_are_there", "stream/handoff.cuh", "wanted[i] = !row[i].complete();", "wanted[i] = false;",
      1, {GATE(GATE_FINITE)}, "", {&same}, 3, HELP},
 };
 #define MUTANTS ((int)(sizeof(mutants) / sizeof(mutants[0])))
@@ -264,6 +295,7 @@ static void open_shape(struct emu_subject *s, enum shape shape, const char *temp
   memset(s, 0, sizeof(*s));
   s->problem = emu_smallest_problem();
   s->problem.hidden = shapes[shape].hidden;
+  s->problem.intermediate = shapes[shape].intermediate;
   s->emulation.info = emu_device_of(shapes[shape].sms);
   s->sched.family = &family_stream;
   family_stream.default_schedule(&s->problem, 8, &s->emulation.info, &s->sched);
@@ -274,7 +306,7 @@ static void open_shape(struct emu_subject *s, enum shape shape, const char *temp
   emu_set_knob(&s->sched, "hand_off", shapes[shape].hand_off);
   emu_set_knob(&s->sched, "pdl", shapes[shape].pdl);
   if(shapes[shape].hand_off == 1)
-    emu_set_knob(&s->sched, "h_loaders", 2); /* there are four batches: consumers have two of them */
+    emu_set_knob(&s->sched, "h_loaders", 2); /* there are four batches */
   emu_open(s, template_dir, 8, 1.0f);
 }
 
@@ -354,7 +386,7 @@ static const struct clean {
   int from, seeds; /* with two launches per case, each with an interleaving of its own */
 } clean[] = {
     {PLAIN, {&three, &two}, 1, 6}, {PLAIN, {&eight}, 101, 5}, {PLAIN, {&one, &same}, 201, 4}, {SLABS, {&odd, &same}, 301, 2}, {STRADDLE, {&one}, 401, 2}, {HELP, {&same, &two, &eight}, 501, 3},
-    {EARLY, {&one, &three}, 601, 2},
+    {EARLY, {&one, &three}, 601, 2}, {DENSE, {&three, &same}, 701, 2}, {UNEVEN, {&three, &one}, 801, 2},
 };
 #define CLEAN ((int)(sizeof(clean) / sizeof(clean[0])))
 

@@ -50,16 +50,32 @@ static const struct shape shapes[] = {
     {1280, 640, 0, 32, 2, 0, 0, 40, 32, 2},
     {1024, 704, 64, 18, 2, 0, 0, 64, 16, 3},
     {1024, 1408, 0, 18, 2, 0, 0, 64, 16, 6},
-    /* tiles of 64 rows, of which the last ones of a stage reach into the next stage */
+    /* dense tiles. 24 rows: two to five blocks, whole and partial, a last CTA with 16 rows; pieces of four and three */
+    {1024, 256, 0, 43, 2, 0, 0, 24, 43, 1},
+    {1024, 384, 0, 43, 2, 0, 0, 24, 43, 1},
     {1152, 512, 0, 48, 2, 0, 0, 24, 48, 1},
+    {1152, 640, 0, 48, 2, 0, 0, 24, 48, 1},
+    {1024, 544, 64, 43, 2, 0, 0, 24, 43, 1},
+    {1152, 896, 0, 48, 2, 0, 0, 24, 48, 2},
+    {1024, 800, 96, 43, 2, 4, 0, 24, 43, 2},
+    /* 32 rows: two to four blocks, a CTA without rows, more than eight ranks, pieces of three and two */
+    {1152, 256, 0, 37, 2, 0, 0, 32, 36, 1},
+    {1024, 384, 0, 32, 10, 0, 0, 32, 32, 1},
     {1024, 512, 0, 32, 2, 0, 0, 32, 32, 1},
+    {1024, 640, 0, 32, 2, 0, 0, 32, 32, 2},
+    {1024, 576, 64, 32, 2, 4, 0, 32, 32, 2},
+    /* 40 rows: three blocks, a last CTA with 24 rows, pieces of three, three and two (and of three and two, above) */
+    {1024, 384, 0, 26, 2, 0, 0, 40, 26, 1},
+    {1024, 1024, 0, 26, 2, 0, 0, 40, 26, 3},
+    {1280, 576, 64, 32, 2, 4, 0, 40, 32, 2},
     /* slabs: rows of 16, two experts per stage (one and three blocks), one (five), pieces (nine), a last CTA with fewer rows is impossible there */
     {1024, 96, 32, 64, 2, 0, 0, 16, 64, 1},
     {1024, 320, 64, 64, 2, 0, 0, 16, 64, 1},
     {1024, 640, 0, 64, 2, 0, 0, 16, 64, 1},
     {1024, 1152, 0, 64, 2, 4, 0, 16, 64, 2},
-    /* rows of 8 */
+    /* rows of 8; of ten blocks the last tiles of 64 rows reach into the next stage */
     {1024, 128, 0, 130, 2, 0, 0, 8, 128, 1},
+    {1024, 1280, 0, 130, 1, 0, 0, 8, 128, 1},
 };
 #define SHAPES ((int)(sizeof(shapes) / sizeof(shapes[0])))
 

@@ -578,7 +578,7 @@ START_TEST(untraced_code_has_no_trace)
 {
   char with[KEY_LEN], without[KEY_LEN], traced[KEY_LEN], bare[300];
   emu_shell("rm -rf '%s/bare%d' && cp -r templates '%s/bare%d'", emu_folder, _i, emu_folder, _i);
-  emu_shell("cd '%s/bare%d/stream' && for f in kernel producer route up down handoff handoff_batches; do cp $f.cuh $f.old && "
+  emu_shell("cd '%s/bare%d/stream' && for f in kernel producer route up down down_dense handoff handoff_batches; do cp $f.cuh $f.old && "
             "sed -E -i 's/^( *)(trace_(event|value|first|entry|clocks|stream)|start_trace|hw::stamp_arrival)\\(.*\\);/\\1;/; "
             "s/^( *)(flight_wait|free_wait|ticket_wait|stage_wait|reduce_wait|wait|h_wait)\\.(start|stop)\\(\\);/\\1;/; "
             "s/^( *)(done|stages|up_stages|traced)\\.add\\(\\);/\\1;/' $f.cuh && ! cmp -s $f.cuh $f.old || exit 1; done; ! grep -q 'trace_event(c' *.cuh || "

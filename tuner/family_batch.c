@@ -116,7 +116,7 @@ static long shared_size(const struct mf_problem *p, const struct layout *l, int 
   at += 2L * 4 * l->slots;
   at = align_up(at, 8) + (long)(l->rank_slots + ranks) * l->tokens * l->slot_bytes;
   at += 4L + 2L * 4 * REDUCE_BUFFERS + 2L * 4 * H_LOADERS + 4L * ring + local * l->slot_bytes;
-  at = align_up(at, 8) + 8L * (2 * REDUCE_BUFFERS + 3 * l->turn_slots + 1 + 2 * ring);
+  at = align_up(at, 8) + 8L * (2 * REDUCE_BUFFERS + 3 * l->turn_slots + 2 + 2 * ring);
   return align_up(at, 1024);
 }
 

@@ -25,7 +25,7 @@ static const struct knob knobs[STREAM_KNOBS] = {
     [KNOB_FIRST_DOWN] = {"first_down_flight", "fd", "the same for the first down stages", false, true, 4, {2, 3, 4, 6}},
     [KNOB_STATIC] = {"static_rounds", "st", "rounds of units dealt without tickets (1000: all)", false, true, 3, {0, 8, ALL_STATIC}},
     [KNOB_ROTATE] = {"rotate_k", "rk", "1: successive units start at successive k chunks", false, false, 2, {0, 1}},
-    [KNOB_HAND_OFF] = {"hand_off", "ho", "1: with many rows of h per expert warps take four together, and consumers help once w2 is in the ring", true, false, 2, {0, 1}, true, true},
+    [KNOB_HAND_OFF] = {"hand_off", "ho", "1: with several rows of h per expert all warps load them, several at a time", true, false, 2, {0, 1}, true, true},
     [KNOB_PDL] = {"pdl", "pd", "1: may begin before the kernel ahead of it has ended (programmatic dependent launch)", true, false, 0, {0, 1}, true},
 };
 
@@ -104,7 +104,7 @@ bool stream_has_scores(const struct mf_problem *p)
 }
 
 /* The layout's struct Shared, field by field. */
-static long shared_size(const struct mf_problem *p, const struct stream_layout *l, int ring, int h_workers)
+static long shared_size(const struct mf_problem *p, const struct stream_layout *l, int ring, int h_loaders)
 {
   const int ranks = problem_ranks(p);
   const long mask_bytes = 8L * ceil_div(ranks, 8), rank_slots = ranks > 8 ? ranks : 8, local = align_up(problem_stored_experts(p), 32);
@@ -114,8 +114,8 @@ static long shared_size(const struct mf_problem *p, const struct stream_layout *
   long at = (long)ring * STAGE_BYTES + 1024L * l->kblocks + (h > scores ? h : scores) + 8L * 32 * 16 * REDUCE_BUFFERS;
   at += align_up(cleared, 16);
   at += 8L * l->scale_slots * l->kblocks + 4L * l->slots * l->down_row_blocks * l->hblocks + 4L * rank_slots * MF_STREAM_MAX_TOKENS;
-  at += 4L * l->slots + 2L * 4 + 2L * 4 * REDUCE_BUFFERS + 4L * h_workers + 8L * 4 + 4L * ring + local;
-  at = align_up(at, 8) + (2L * REDUCE_BUFFERS + l->scale_slots + 2L * ring) * 8;
+  at += 4L * l->slots + 2L * 4 + 2L * 4 * REDUCE_BUFFERS + 4L * h_loaders + 4 + 8L * 4 + 4L * ring + local;
+  at = align_up(at, 8) + (2L * REDUCE_BUFFERS + l->scale_slots + 1 + 2L * ring) * 8;
   return align_up(at, 1024);
 }
 
@@ -135,7 +135,7 @@ struct stream_layout stream_make_layout(const struct mf_problem *p, const struct
   l.scale_slots = fewest_scale_slots(ring, l.unit_stages);
   l.threads = 32 * (helpers <= 4 ? 13 : 9 + helpers);
   l.slots = MF_STREAM_MAX_TOKENS * p->top_k + problem_shared(p);
-  l.shared_bytes = shared_size(p, &l, ring, sched->value[KNOB_LOADERS] + (sched->value[KNOB_HAND_OFF] == 1 ? 8 : 0));
+  l.shared_bytes = shared_size(p, &l, ring, sched->value[KNOB_LOADERS]);
   return l;
 }
 

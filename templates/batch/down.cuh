@@ -3,7 +3,7 @@
 // Who runs it   both consumer warpgroups of the CTAs below kDownCtas; they take turns at stages.
 // Reads         the ring, down_scale[], the h sets, h_scale, passes[], slot_by_rank[].
 // Writes        y, kDownRows rows of every token; reduce[group] on the way.
-// Waits for     full[] of each of its stages, h_loaded[] of each pass's loader; at the end kBarrierOutput among the consumers (kOverSums: also ahead of
+// Waits for     down_scales once; full[] of each of its stages, h_loaded[] of each pass's loader; at the end kBarrierOutput among the consumers (kOverSums: also ahead of
 //               writing reduce[], where h sets of the others' last products may lie).
 // Visible by    empty[], as soon as all lanes have the stage in registers; y by the end of the kernel.
 // No deadlock   the producer's down stages wait for no h; the loaders wait for no consumer's down progress.
@@ -42,6 +42,7 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
     high_block = smaller((cta_row + first_row + 8) / 128 - first, 1);
   }
 
+  hw::mbarrier_wait(&sm.barrier.down_scales, 0, c.dog, L::kWaitDownScales);
   MF_LOOP
   for(int i = consumer >> 2; i < stages; i += 2) {
     const int slot = i / L::kDownPieces, piece = i - slot * L::kDownPieces;

@@ -87,6 +87,9 @@ struct HRow : stream::HRow<L> {
   using Base = stream::HRow<L>;
   using Base::chunk;
   using Base::kChunks;
+  using Base::kPieces;
+  using Base::kStepBlocks;
+  using Base::kSteps;
   using Base::rank;
   using Base::token;
   bool wanted; // there is such a row, and it belongs to the half that is being loaded
@@ -96,7 +99,8 @@ struct HRow : stream::HRow<L> {
     token = t;
     rank = rank_at(c, t, slot);
     wanted = there && (!L::kOverlay || (rank >= L::kLowRanks) == (half == 1));
-    this->source = (const hw::U32x4 *)(h + (size_t)(t * L::kRanks + rank) * (L::kIntermediate * 2)) + (c.lane - L::kOffset / 8);
+    this->source = Base::row_of(c, h, t, rank);
+    Base::forget();
   }
 
   // Quantises the row and writes it as row token % 8 of its h set; the routing weight goes into the scale, if it has not multiplied the input.
@@ -106,16 +110,16 @@ struct HRow : stream::HRow<L> {
     const float weight = L::Shape::kWeightOnInput ? 1.0f : c.sm.weight[token][rank];
     uint8_t *set = (uint8_t *)&c.sm + L::h_set(group, rank);
     hw::U32x2 quantised[kChunks];
-    float scale[kChunks];
+    float scale[kSteps];
     MF_UNROLL
     for(int i = 0; i < kChunks; ++i)
       chunk[i] = stream::inverted(chunk[i]);
-    stream::quantise_chunks<L>(chunk, quantised, scale);
+    stream::quantise_blocks<L, kPieces, false>(chunk, quantised, scale);
     MF_UNROLL
-    for(int i = 0; i < kChunks; ++i) {
-      const int block = i * 2 + (c.lane >> 4), piece = c.lane & 15;
-      if(L::kHBlocks % 2 == 0 || block < L::kHBlocks) {
-        *stream::atom_piece(set + block * 1024, row, piece) = quantised[i];
+    for(int i = 0; i < kSteps; ++i) {
+      const int block = Base::block_of(c, i), piece = Base::piece_of(c);
+      if(L::kHBlocks % kStepBlocks == 0 || block < L::kHBlocks) {
+        stream::store_pieces<kPieces>(set + block * 1024, row, piece, quantised + i * kPieces);
         if(piece == 0)
           c.sm.h_scale[group * L::kRanks + rank][block][row] = scale[i] * weight;
       }

@@ -137,7 +137,7 @@ struct Layout {
   // --- Waits, as the watchdog names them: the first eleven as in stream ---
   enum Wait : int {
     kWaitUpStage = 1, kWaitScales, kWaitReduceFree, kWaitDownStage, kWaitH, kWaitReduceFull, kWaitProgress, kWaitHData,
-    kWaitRingFree, kWaitFlight, kWaitTicket, kWaitUnitDone, kWaitXFree,
+    kWaitRingFree, kWaitFlight, kWaitTicket, kWaitUnitDone, kWaitXFree, kWaitDownScales,
   };
 
   // --- Shared memory ---
@@ -148,6 +148,7 @@ struct Layout {
     hw::Mbarrier unit_done[kScaleSlots];       // 8: the consumer warps are through with the turn
     hw::Mbarrier turn[kScaleSlots];            // 1: the scheduler has written the queue's entry
     hw::Mbarrier x_free;                       // 8: the consumer warps are through with x
+    hw::Mbarrier down_scales;                  // kHelperThreads: their cp.async of scale rows of w2 have landed
     hw::Mbarrier full[kRingStages];            // 1 + bytes: the stage has landed
     hw::Mbarrier empty[kRingStages];           // 4: the warps of the stage's warpgroup are done with it
   };

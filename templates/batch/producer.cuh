@@ -35,6 +35,7 @@ MF_DEVICE void init_barriers(const Context<L> &c)
       hw::mbarrier_init(&b.turn[i], 1);
     }
     hw::mbarrier_init(&b.x_free, 8);
+    hw::mbarrier_init(&b.down_scales, L::kHelperThreads);
     MF_UNROLL
     for(int i = 0; i < L::kRingStages; ++i) {
       hw::mbarrier_init(&b.full[i], 1);

@@ -62,6 +62,14 @@ MF_DEVICE uint32_t load_shared_acquire(const uint32_t *p)
 // st.release.cta.shared.u32: earlier accesses of this thread (and those ordered before it, as by sync_warp) come before it.
 MF_DEVICE void store_shared_release(uint32_t *p, uint32_t v) { asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(v) : "memory"); }
 
+// atom.relaxed.cta.shared.add.u32: returns the old value.
+MF_DEVICE uint32_t add_shared(uint32_t *p, uint32_t v)
+{
+  uint32_t old;
+  asm volatile("atom.relaxed.cta.shared::cta.add.u32 %0, [%1], %2;" : "=r"(old) : "r"(shared_address(p)), "r"(v) : "memory");
+  return old;
+}
+
 // red.relaxed.cta.shared.or.b32
 MF_DEVICE void or_shared(uint32_t *p, uint32_t v) { asm volatile("red.relaxed.cta.shared::cta.or.b32 [%0], %1;" ::"r"(shared_address(p)), "r"(v) : "memory"); }
 

@@ -13,6 +13,7 @@ MF_DEVICE float shuffle(float v, int lane) { return __shfl_sync(0xffffffffu, v, 
 
 // shfl.sync.bfly: the value of the lane whose index differs by `mask`.
 MF_DEVICE float shuffle_xor(float v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+MF_DEVICE uint32_t shuffle_xor(uint32_t v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 
 // vote.sync.ballot: bit i is set if lane i's condition holds.
 MF_DEVICE uint32_t ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }

@@ -37,6 +37,25 @@ MF_DEVICE void wgmma_n32(float (&d)[16], uint64_t a, uint64_t b, int accumulate)
                : "l"(a), "l"(b), "r"(accumulate));
 }
 
+// wgmma.mma_async.m64n24k32
+MF_DEVICE void wgmma_n24(float (&d)[12], uint64_t a, uint64_t b, int accumulate)
+{
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %14, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n24k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11}, %12, %13, p, 1, 1;\n}"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                 "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
+               : "l"(a), "l"(b), "r"(accumulate));
+}
+
+// wgmma.mma_async.m64n16k32
+MF_DEVICE void wgmma_n16(float (&d)[8], uint64_t a, uint64_t b, int accumulate)
+{
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, p, 1, 1;\n}"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+               : "l"(a), "l"(b), "r"(accumulate));
+}
+
 // wgmma.mma_async.m64n8k32
 MF_DEVICE void wgmma_n8(float (&d)[4], uint64_t a, uint64_t b, int accumulate)
 {

@@ -2,8 +2,8 @@
 //
 // Who runs it   both consumer warpgroups of the CTAs below kDownCtas.
 // Reads         the ring, down_scale[], sm.h, h_scale, columns[].
-// Writes        y, kDownRows rows of every token; reduce[0] on the way.
-// Waits for     full[] of each stage, h_loaded[] of the slot's loader; at the end kBarrierOutput among themselves.
+// Writes        y, kDownRows rows of every token; reduce[0] (with dense tiles, one per tile) on the way.
+// Waits for     down_scales once; full[] of each stage, h_loaded[] of the slot's loader; at the end kBarrierOutput among themselves.
 // Visible by    empty[] (behind the products' completion); y by the end of the kernel.
 // No deadlock   the producer's down stages wait for no h; the loaders wait for no consumer's down progress.
 //
@@ -12,11 +12,13 @@
 // A slot's tokens may lie in several h groups (their ranks differ): then the tile is multiplied once per group.
 // Columns that are not the slot's are masked: they may hold anything, even NaN, so they are never multiplied by 0.
 //
-// How the work is shared out (Layout: kSlab, kDownSlots, kDownPieces):
+// How the work is shared out (Layout: kSlab, kDense, kDownSlots, kDownPieces):
 //   16 rows, two slots per stage:  a warpgroup takes every other slot; slabs are the k-blocks of h (up.cuh, slab trick)
 //   16 rows, one slot per stage:   a warpgroup takes four of the stage's k-blocks
-//   else:                          plain m64n8 per k-block; the warpgroups take turns at stages. The last slots' h comes
-//                                  all at once, and then two warpgroups are through with them in half the time.
+//   24 to 40 rows:                 dense tiles that run on over k-blocks (down_dense.cuh), where that makes fewer of them
+//   else:                          plain m64n8 per k-block
+// Dense and plain tiles: the warpgroups take turns at stages. The last slots' h comes all at once, and then two
+// warpgroups are through with them in half the time.
 #pragma once
 #include "stream/handoff_batches.cuh"
 #include "stream/up.cuh"
@@ -101,7 +103,7 @@ struct SlotGroups {
   }
 };
 
-// Accumulates the CTA's rows over all active experts.
+// Accumulates the CTA's rows over all active experts: slabs and plain tiles.
 template <class L>
 MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring, float (&sum)[4])
 {
@@ -135,6 +137,7 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
   const HBatches<L> batches(c);
   hw::Stopwatch stage_wait, h_wait;
   hw::Tally stages;
+  hw::mbarrier_wait(&sm.barrier.down_scales, 0, c.dog, L::kWaitDownScales);
   int turn = group; // plain tiles: the warpgroup's stages are those at which this is even
   MF_LOOP
   for(int slot = kAlternate ? group : 0; slot < active; slot += L::kDownSlots) {
@@ -206,13 +209,33 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
   trace_value(c, MF_CONSUMER_H_WAIT, h_wait.total());
 }
 
+// Element (row, column) of dense tiles out of the warps' sums: those of the row's group in every k-block, from both warpgroups. `parts`: [tile][warp][lane][4].
+template <class L>
+MF_DEVICE float dense_sum(const float *parts, int row, int column)
+{
+  float y = 0.0f;
+  MF_UNROLL
+  for(int block = 0; block < L::kDownKBlocks; ++block) {
+    const int group = block * L::kDownGroups + (row >> 3), warp = (group & 7) >> 1, half = group & 1;
+    const float *part = parts + (group >> 3) * 1024 + warp * 128 + ((row & 7) * 4 + (column >> 1)) * 4 + half * 2 + (column & 1);
+    y += part[0] + part[4 * 128];
+  }
+  return y;
+}
+
 // Adds up the warps' sums and the ranks that share a token, and stores y.
 template <class L>
-MF_DEVICE void store_rows(const Context<L> &c, int consumer, const float (&sum)[4])
+MF_DEVICE void store_rows(const Context<L> &c, int consumer, const typename L::DownSums &sum)
 {
-  constexpr int kRows = L::kSlab ? 16 : 64;
+  constexpr int kRows = L::kSlab ? 16 : L::kDense ? L::kDownRows : 64;
   auto &sm = c.sm;
-  sm.reduce[0][consumer][c.lane] = hw::F32x4{sum[0], sum[1], sum[2], sum[3]};
+  if constexpr(L::kDense) {
+    MF_UNROLL
+    for(int t = 0; t < L::kDownTiles; ++t)
+      sm.reduce[t][consumer][c.lane] = hw::F32x4{sum[t][0], sum[t][1], sum[t][2], sum[t][3]};
+  } else {
+    sm.reduce[0][consumer][c.lane] = hw::F32x4{sum[0], sum[1], sum[2], sum[3]};
+  }
   hw::barrier_sync(L::kBarrierOutput, L::kConsumerThreads);
   const float *parts = &sm.reduce[0][0][0].x; // [warp][lane][4]
   const int thread = consumer * 32 + c.lane, columns = c.columns_per_rank();
@@ -226,6 +249,8 @@ MF_DEVICE void store_rows(const Context<L> &c, int consumer, const float (&sum)[
         MF_UNROLL
         for(int w = 0; w < 8; ++w)
           y += parts[w * 128 + at];
+      } else if constexpr(L::kDense) {
+        y = dense_sum<L>(parts, row, column);
       } else {
         y = parts[(row >> 4) * 128 + at] + parts[(4 + (row >> 4)) * 128 + at];
       }

@@ -27,7 +27,8 @@ namespace stream {
 
 MF_DEVICE hw::U32x4 inverted(hw::U32x4 v) { return hw::U32x4{~v.x, ~v.y, ~v.z, ~v.w}; }
 
-// Behind kBarrierListed, before kBarrierFront: the scales of the CTA's rows of w2, and the next launch's state.
+// Behind kBarrierListed, before kBarrierFront: the scales of the CTA's rows of w2, and the next launch's state. The scales come from HBM, behind the stream's own copies: the
+// front does not wait for them, the down phase does (down_scales).
 // `launch` is the number of launches that this CTA has completed.
 template <class L>
 MF_DEVICE void prepare_down(const Context<L> &c, int helper, uint32_t launch)
@@ -44,6 +45,7 @@ MF_DEVICE void prepare_down(const Context<L> &c, int helper, uint32_t launch)
       hw::copy_async_4(&sm.down_scale[0][0][0] + i,
                        c.p.s2 + ((size_t)expert * L::kKBlocks + smaller(row_block + r, L::kKBlocks - 1)) * L::kHBlocks + block);
     }
+    hw::copy_async_arrive(&sm.barrier.down_scales);
   }
   const int other = (launch & 1) ^ 1;
   hw::U32x4 *h = (hw::U32x4 *)(c.workspace(MF_STREAM_WS_H) + (size_t)other * L::kHBytes);
@@ -55,7 +57,6 @@ MF_DEVICE void prepare_down(const Context<L> &c, int helper, uint32_t launch)
     if(c.cta == 0)
       *(uint32_t *)c.workspace(MF_STREAM_WS_TICKETS + other * MF_STREAM_WS_TICKET_STRIDE) = 0;
   }
-  hw::copy_async_wait();
 }
 
 // Finaliser 0: when turn `turn` is done, draws units for the turns kLookahead ahead. One drawer, so that the tickets of a
@@ -187,36 +188,58 @@ MF_DEVICE void wait_for_progress(const Context<L> &c, int unit)
   }
 }
 
-// One row of h on its way from the workspace to the B operand.
+// One row of h on its way from the workspace to the B operand. A step is as many k-blocks as a warp has lanes for (quantise_blocks).
 template <class L>
 struct HRow {
-  static constexpr int kChunks = (L::kHBlocks + 1) / 2; // 16 bytes per lane each: two k-blocks
+  static constexpr int kPieces = L::kHBlocks % 4 == 0 || L::kHBlocks == 3 ? 2 : 1, kLanes = 16 / kPieces; // of a lane (two where few lanes then have nothing to do); per block
+  static constexpr int kStepBlocks = 32 / kLanes;
+  static constexpr int kSteps = (L::kHBlocks + kStepBlocks - 1) / kStepBlocks;
+  static constexpr int kChunks = kSteps * kPieces; // pieces of 16 bytes per lane
   int token, rank;
   const hw::U32x4 *source;
   hw::U32x4 chunk[kChunks];
+
+  MF_DEVICE static int block_of(const Context<L> &c, int step) { return step * kStepBlocks + c.lane / kLanes; }
+  MF_DEVICE static int piece_of(const Context<L> &c) { return c.lane % kLanes; } // the first one
+  MF_DEVICE static constexpr int place_of(int i) { return i / kPieces * (kStepBlocks * 16) + i % kPieces * 8; } // of chunk i behind the lane's first, in pieces
+
+  // The lane's first piece of the row (token, rank) in the workspace.
+  MF_DEVICE static const hw::U32x4 *row_of(const Context<L> &c, const char *h, int token, int rank)
+  {
+    return (const hw::U32x4 *)(h + (size_t)(token * L::kRanks + rank) * (L::kIntermediate * 2)) + (c.lane / kLanes * 16 + piece_of(c) - L::kOffset / 8);
+  }
 
   MF_DEVICE void choose(const Context<L> &c, const char *h, int slot, int t)
   {
     token = t;
     rank = c.sm.cleared.rank[slot][t];
-    source = (const hw::U32x4 *)(h + (size_t)(t * L::kRanks + rank) * (L::kIntermediate * 2)) + (c.lane - L::kOffset / 8);
+    source = row_of(c, h, token, rank);
+    forget();
+  }
+
+  MF_DEVICE void forget()
+  {
+    MF_UNROLL
+    for(int i = 0; i < kChunks; ++i)
+      chunk[i] = hw::U32x4{0, 0, 0, 0};
   }
 
   // Whether the lane's features of chunk i are this rank's. Chunks count from the beginning of the first k-block.
   MF_DEVICE static bool exists(const Context<L> &c, int i)
   {
-    return (L::kWholeHBlocks && L::kHBlocks % 2 == 0) || (uint32_t)(i * 256 + c.lane * 8 - L::kOffset) < (uint32_t)L::kIntermediate;
+    const int feature = (c.lane / kLanes * 16 + piece_of(c) + place_of(i)) * 8 - L::kOffset;
+    return (L::kWholeHBlocks && L::kHBlocks % kStepBlocks == 0) || (uint32_t)feature < (uint32_t)L::kIntermediate;
   }
 
-  // Features of other ranks are there at once, and zero.
+  // Of what has not come yet; the rest, fetched again, would only take bandwidth from the stream. Features of other ranks are there at once, and zero.
   MF_DEVICE void fetch(const Context<L> &c)
   {
     MF_UNROLL
     for(int i = 0; i < kChunks; ++i) {
-      if(exists(c, i))
-        chunk[i] = hw::load_global_relaxed(source + i * 32);
-      else
+      if(!exists(c, i))
         chunk[i] = inverted(hw::U32x4{0, 0, 0, 0});
+      else if(!(chunk[i].x && chunk[i].y && chunk[i].z && chunk[i].w))
+        chunk[i] = hw::load_global_relaxed(source + place_of(i));
     }
   }
 
@@ -242,30 +265,66 @@ struct HRow {
   MF_DEVICE static void place(const Context<L> &c, const Target &to, const hw::U32x2 *quantised, const float *scale)
   {
     MF_UNROLL
-    for(int i = 0; i < kChunks; ++i) {
-      const int block = i * 2 + (c.lane >> 4), piece = c.lane & 15;
-      if(L::kHBlocks % 2 == 0 || block < L::kHBlocks) {
-        *atom_piece(c.sm.h[to.group][block], to.column, piece) = quantised[i];
+    for(int i = 0; i < kSteps; ++i) {
+      const int block = block_of(c, i), piece = piece_of(c);
+      if(L::kHBlocks % kStepBlocks == 0 || block < L::kHBlocks) {
+        store_pieces<kPieces>(c.sm.h[to.group][block], to.column, piece, quantised + i * kPieces);
         if(piece == 0)
           c.sm.cleared.h_scale[to.group][block][to.column] = scale[i] * to.weight;
       }
     }
   }
-
-  MF_DEVICE void store(const Context<L> &c)
-  {
-    const Target to = target(c);
-    hw::U32x2 quantised[kChunks];
-    float scale[kChunks];
-    MF_UNROLL
-    for(int i = 0; i < kChunks; ++i)
-      chunk[i] = inverted(chunk[i]);
-    quantise_chunks<L>(chunk, quantised, scale);
-    place(c, to, quantised, scale);
-  }
 };
 
-// Loader `j`: slot by slot, two rows at a time so that their latencies overlap.
+// Up to kRows rows of a slot: fetched, quantised and written together. `tokens` is not 0. (`wait`, `entry`: what a trace is told of the fetching.)
+template <class L, int kRows>
+MF_DEVICE void load_rows(const Context<L> &c, const char *h, int slot, uint32_t tokens, hw::Stopwatch &wait, int entry)
+{
+  constexpr int kChunks = HRow<L>::kChunks, kPieces = HRow<L>::kPieces, kSteps = HRow<L>::kSteps;
+  HRow<L> row[kRows];
+  bool wanted[kRows]; // there is such a row, and it is not all there yet
+  const int count = hw::count_bits(tokens);
+  MF_UNROLL
+  for(int i = 0; i < kRows; ++i) {
+    wanted[i] = i < count;
+    row[i].choose(c, h, slot, wanted[i] ? hw::lowest_bit(tokens) : 0);
+    tokens &= tokens - 1;
+  }
+  hw::Spin spin;
+  wait.start();
+  for(;;) {
+    MF_UNROLL
+    for(int i = 0; i < kRows; ++i) {
+      if(wanted[i])
+        row[i].fetch(c);
+    }
+    bool missing = false;
+    MF_UNROLL
+    for(int i = 0; i < kRows; ++i) {
+      if(wanted[i])
+        wanted[i] = !row[i].complete();
+      missing = missing || wanted[i];
+    }
+    if(!missing || !spin.again(c.dog, L::kWaitHData))
+      break;
+  }
+  wait.stop();
+  trace_entry(c, entry, slot);
+  hw::U32x4 chunk[kRows * kChunks];
+  hw::U32x2 quantised[kRows * kChunks];
+  float scale[kRows * kSteps];
+  MF_UNROLL
+  for(int i = 0; i < kRows * kChunks; ++i)
+    chunk[i] = inverted(row[i / kChunks].chunk[i % kChunks]);
+  quantise_blocks<L, kPieces, false>(chunk, quantised, scale);
+  MF_UNROLL
+  for(int i = 0; i < kRows; ++i) {
+    if(i < count)
+      HRow<L>::place(c, row[i].target(c), quantised + i * kChunks, scale + i * kSteps);
+  }
+}
+
+// Loader `j`: slot by slot, two rows at a time.
 template <class L>
 MF_DEVICE void load_h(const Context<L> &c, int j, uint32_t launch)
 {
@@ -283,36 +342,12 @@ MF_DEVICE void load_h(const Context<L> &c, int j, uint32_t launch)
     uint32_t tokens = sm.experts[slot] >> 16;
     MF_LOOP
     while(tokens != 0) {
-      HRow<L> first, second;
-      first.choose(c, h, slot, hw::lowest_bit(tokens));
-      tokens &= tokens - 1;
-      const bool two = tokens != 0;
-      second.choose(c, h, slot, two ? hw::lowest_bit(tokens) : 0);
-      tokens &= tokens - 1;
-      hw::Spin spin;
-      h_wait.start();
-      first.fetch(c);
-      if(two)
-        second.fetch(c);
-      while(!first.complete()) {
-        if(!spin.again(c.dog, L::kWaitHData))
-          break;
-        first.fetch(c);
-        if(two)
-          second.fetch(c);
-      }
-      if(two) {
-        while(!second.complete()) {
-          if(!spin.again(c.dog, L::kWaitHData))
-            break;
-          second.fetch(c);
-        }
-      }
-      h_wait.stop();
-      trace_entry(c, 3 * done.total() + 1, slot); // of the slot's last rows in the end
-      first.store(c);
-      if(two)
-        second.store(c);
+      const uint32_t one = tokens & (0u - tokens), rest = tokens & (tokens - 1), two = rest & (0u - rest);
+      if(two == 0)
+        load_rows<L, 1>(c, h, slot, one, h_wait, 3 * done.total() + 1); // (in the end: of the slot's last rows)
+      else
+        load_rows<L, 2>(c, h, slot, one | two, h_wait, 3 * done.total() + 1);
+      tokens = rest & (rest - 1);
     }
     hw::fence_async_proxy();
     hw::sync_warp();

@@ -38,6 +38,7 @@
 //   Agreement   CTAs that find different logits wait for each other for ever. So one load ahead of the wait would be a hang, not only a wrong number.
 #pragma once
 #include "stream/down.cuh"
+#include "stream/down_dense.cuh"
 #include "stream/handoff_batches.cuh"
 #include "stream/producer.cuh"
 #include "stream/quantise.cuh"
@@ -80,29 +81,28 @@ MF_DEVICE void consume(const Context<L> &c, int consumer)
   up_units(c, consumer, ring);
   if(c.cta >= L::kDownCtas)
     return;
-  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  typename L::DownSums sum = {0.0f, 0.0f, 0.0f, 0.0f};
   down_rows(c, consumer, ring, sum);
   store_rows(c, consumer, sum);
   trace_event(c, MF_CONSUMER_STORED);
 }
 
-// All warps but the producer, behind kBarrierListed, where consumers may load h between their two projections: they and the loaders meet in one copy of
-// load_h_batches (the instruction cache is cold, and both run at the same time). `routes`: the warp is a token's router.
+// All warps but the producer, behind kBarrierListed, where all of them may load h: they meet in one copy of load_h_batches (the instruction cache is cold, and they run at
+// the same time). `routes`: the warp is a token's router.
 template <class L>
 MF_DEVICE void work_with_help(const Context<L> &c, int consumer, bool is_consumer, bool routes, const Selection<L> &selection, const SharedGate<L> &gate, int token,
                               uint32_t launch)
 {
   const int helper = L::helper_of(c.warp);
+  const bool batches = in_batches(c);
   RingReader<L> ring;
-  int worker = -1; // none: this warp loads nothing
+  bool loader = false;
   if(is_consumer) {
     if(routes)
       publish_ranks(c, selection, gate, token);
     hw::barrier_sync(L::kBarrierFront, L::kThreads - 32);
     trace_event(c, MF_CONSUMER_FRONT);
     up_units(c, consumer, ring);
-    if(consumers_help(c))
-      worker = L::kHLoaders + consumer;
   } else {
     if(helper < L::kHelpers)
       prepare_down(c, helper, launch);
@@ -113,21 +113,21 @@ MF_DEVICE void work_with_help(const Context<L> &c, int consumer, bool is_consume
       trace_clocks(c, launch, 0);
     if(helper < L::kReduceBuffers)
       finalise_units(c, helper, launch);
-    else if(helper < L::kHelpers)
-      worker = helper - L::kReduceBuffers;
-  }
-  if(worker >= 0 && c.cta < L::kDownCtas) {
-    if(in_batches(c))
-      load_h_batches(c, worker, launch);
     else
-      load_h(c, worker, launch);
+      loader = helper < L::kHelpers;
+  }
+  if(c.cta < L::kDownCtas) {
+    if(batches && (is_consumer || helper < L::kHelpers))
+      load_h_batches(c, loader, is_consumer, launch);
+    else if(!batches && loader)
+      load_h(c, helper - L::kReduceBuffers, launch);
   }
   if(!is_consumer) {
     trace_event(c, MF_HELPER_EXIT);
     return;
   }
   if(c.cta < L::kDownCtas) {
-    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    typename L::DownSums sum = {0.0f, 0.0f, 0.0f, 0.0f};
     down_rows(c, consumer, ring, sum);
     store_rows(c, consumer, sum);
     trace_event(c, MF_CONSUMER_STORED);

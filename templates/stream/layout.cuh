@@ -16,6 +16,16 @@
 
 namespace stream {
 
+// Sums of accumulators: a set per tile, or (0) one set for all.
+template <int kTiles>
+struct SumsOf {
+  using Type = float[kTiles][4];
+};
+template <>
+struct SumsOf<0> {
+  using Type = float[4];
+};
+
 template <class ShapeT, class ScheduleT>
 struct Layout {
   using Shape = ShapeT;
@@ -62,7 +72,7 @@ struct Layout {
   static constexpr int kGridCtas = Schedule::kGridCtas;
   static constexpr int kDownRows = 8 * ((kHidden / 8 + kGridCtas - 1) / kGridCtas);
   static constexpr int kDownCtas = (kHidden + kDownRows - 1) / kDownRows;
-  static constexpr bool kSlab = kDownRows == 16; // the slab trick (up.cuh) for 16 rows; plain 64-row tiles otherwise
+  static constexpr bool kSlab = kDownRows == 16; // the slab trick (up.cuh) for 16 rows; dense or plain 64-row tiles otherwise
   static constexpr int kDownRowBlocks = 128 % kDownRows == 0 ? 1 : 2; // scale blocks that the CTA's rows touch
   static constexpr int kDownKBlockBytes = kDownRows * 128;
   static constexpr int kDownKBlocksAtMost = kStageBytes / kDownKBlockBytes;
@@ -71,13 +81,16 @@ struct Layout {
   static constexpr bool kEvenPieces = kDownPieces * kDownKBlocks == kHBlocks;                   // else the last one has fewer
   static constexpr int kDownCopyBytes = kDownKBlocks * kDownKBlockBytes;
   static constexpr int kDownSlots = kSlab && kDownCopyBytes <= kStageBytes / 2 ? 2 : 1; // slots per stage
+  static constexpr int kDownGroups = kDownRows / 8;                                     // of 8 rows: an atom of a stage is one of them in one k-block
+  static constexpr int kDownTiles = (kDownKBlocks * kDownGroups + 7) / 8;               // 64-row tiles that a stage's atoms fill
+  static constexpr bool kDense = kDownRows > 16 && kDownTiles < kDownKBlocks;           // tiles run on over k-blocks: down_dense.cuh
+  using DownSums = typename SumsOf<kDense ? kDownTiles : 0>::Type;                       // what a consumer thread adds up of y
 
   // --- Warps. Helpers are numbered apart: the first kReduceBuffers finalise units, the rest load h. ---
   static constexpr int kReduceBuffers = Schedule::kReduceBuffers;
   static constexpr int kHLoaders = Schedule::kHLoaders;
   static constexpr int kProgressSleepNs = 20; // of a loader between two looks
-  static constexpr bool kBatches = Schedule::kHandOff == 1;    // h may come in batches, and consumers may load it: handoff_batches.cuh
-  static constexpr int kHWorkers = kHLoaders + (kBatches ? 8 : 0); // warps that load h at most
+  static constexpr bool kBatches = Schedule::kHandOff == 1;    // h may come in batches, which all warps but the producer load: handoff_batches.cuh
   static constexpr int kHelpers = kReduceBuffers + kHLoaders;
   static constexpr int kHelperThreads = 32 * kHelpers;
   static constexpr int kConsumerWarp = 4;  // 4..7 and 8..11: two warpgroups
@@ -98,12 +111,13 @@ struct Layout {
     kBarrierList = 5,   // lister -> producer: the whole list
     kBarrierScored = 6, // ... 9, one per token: warps that score experts -> the token's router
     kBarrierRouted = 10, // the other routers -> lister: every token's mask is there
+    kBarrierH = 11,      // all that load batches of h -> consumers: all of h is there
   };
 
   // --- Waits, as the watchdog names them ---
   enum Wait : int {
     kWaitUpStage = 1, kWaitScales, kWaitReduceFree, kWaitDownStage, kWaitH, kWaitReduceFull, kWaitProgress, kWaitHData,
-    kWaitRingFree, kWaitFlight, kWaitTicket,
+    kWaitRingFree, kWaitFlight, kWaitTicket, kWaitDownScales,
   };
 
   // --- Shared memory ---
@@ -111,6 +125,7 @@ struct Layout {
     hw::Mbarrier reduce_full[kReduceBuffers];  // 8 arrivals: the consumer warps have written their partial sums
     hw::Mbarrier reduce_empty[kReduceBuffers]; // 1: the finaliser has read them
     hw::Mbarrier scales[kScaleSlots];          // 32: the producer's lanes, when their cp.async have landed
+    hw::Mbarrier down_scales;                  // kHelperThreads: their cp.async of scale rows of w2 have landed
     hw::Mbarrier full[kRingStages];            // 1 + bytes: the stage has landed
     hw::Mbarrier empty[kRingStages];           // 8: the consumer warps are done with the stage
   };
@@ -146,7 +161,7 @@ struct Layout {
       uint8_t h[kHGroups][kHBlocks][1024];         // quantised h, one atom per h group and k-block
       Scores scores;                        // dead before kBarrierFront; larger than h if there are many experts and few features
     };
-    hw::F32x4 reduce[kReduceBuffers][8][32]; // [buffer][consumer warp][lane]; [0] also combines y at the end
+    hw::F32x4 reduce[kReduceBuffers][8][32]; // [buffer][consumer warp][lane]; [0] (with dense tiles, one per tile) also combine y at the end
     Cleared cleared;
     alignas(16) float up_scale[kScaleSlots][2][kKBlocks];            // [unit % kScaleSlots][gate, up][k-block]
     float down_scale[kMaxSlots][kDownRowBlocks][kHBlocks];
@@ -156,7 +171,8 @@ struct Layout {
     uint32_t head;                          // expert of the CTA's first unit, kNoExpert if that is only known with the list
     uint32_t reduce_unit[kReduceBuffers];   // unit in the buffer, kEndOfUnits after the last
     uint32_t published[kReduceBuffers];     // 1 + last unit that the finaliser has published, kAllPublished at the end
-    uint32_t h_loaded[kHWorkers];           // slots (or batches) whose h the loader has written
+    uint32_t h_loaded[kHLoaders];           // slots whose h the loader has written
+    uint32_t batches_taken;                 // batches of h that a warp has taken on itself
     uint32_t ticket[kTicketQueue];          // [turn % 8]: 1 + unit drawn for the turn, 0 = not drawn yet
     uint32_t stage_unit[kRingStages];       // unit of an up stage, kEndOfUnits for a down stage
     uint8_t slot_of[kTableExperts];         // of active experts (unused with one token)
@@ -191,6 +207,8 @@ struct Layout {
   static_assert(kDownCtas <= kGridCtas && kDownCtas == Schedule::kDownCtas, "down_ctas: the host counts as the kernel does");
   static_assert(kGridCtas <= MF_STREAM_WS_MAX_GRID, "grid_ctas: the workspace holds one launch count per CTA");
   static_assert(kDownSlots * kDownCopyBytes <= kStageBytes, "down tile: a stage holds what is copied to it");
+  static_assert(!kDense || kDownTiles <= 2, "down tile: a stage's atoms are two tiles at most");
+  static_assert(!kDense || kDownTiles <= kReduceBuffers, "reduce_buffers: one per dense tile");
   static_assert(kReduceBuffers == 1 || kReduceBuffers == 2 || kReduceBuffers == 4, "reduce_buffers: 1, 2 or 4");
   static_assert(kHLoaders >= 1 && kHLoaders <= 4, "h_loaders: 1..4");
   static_assert(Schedule::kHandOff == 0 || Schedule::kHandOff == 1, "hand_off: 0 or 1");

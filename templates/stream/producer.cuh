@@ -89,12 +89,15 @@ MF_DEVICE void init_barriers(const Context<L> &c)
       hw::mbarrier_init(&sm.barrier.full[i], 1);
       hw::mbarrier_init(&sm.barrier.empty[i], 8);
     }
+    hw::mbarrier_init(&sm.barrier.down_scales, L::kHelperThreads);
     hw::mbarrier_init_fence();
   }
   if(c.lane < L::kReduceBuffers)
     sm.published[c.lane] = 0;
-  if(c.lane < L::kHWorkers)
+  if(c.lane < L::kHLoaders)
     sm.h_loaded[c.lane] = 0;
+  if(c.lane == 0)
+    sm.batches_taken = 0;
   if(c.lane < L::kTicketQueue)
     sm.ticket[c.lane] = 0;
 }
