@@ -16,8 +16,10 @@ static const struct batch_row rows[] = {
      .overlay = 1, .seeds = 1, .cases = {{24, UNIFORM, 1}, {17, ZIPF, 2}}},
     {.name = "slabs, a piece of fewer blocks", .sms = 64, .hidden = 1024, .intermediate = 320, .offset = 64, .experts = 16, .top_k = 1, .token_groups = 2,
      .seeds = 1, .cases = {{16, ZIPF, 1}}},
-    {.name = "two blocks per stage, uneven pieces", .sms = 48, .hidden = 1152, .intermediate = 352, .offset = 96, .experts = 16, .top_k = 1, .token_groups = 2,
-     .seeds = 1, .cases = {{13, ZIPF, 1}}},
+    {.name = "24 rows, two blocks per stage, uneven pieces, fewer rows in the last CTA", .sms = 43, .hidden = 1024, .intermediate = 272, .offset = 96, .experts = 16, .top_k = 2,
+     .token_groups = 2, .overlay = 1, .seeds = 1, .cases = {{13, ZIPF, 1}, {16, UNIFORM, 2}}},
+    {.name = "32 rows, two pieces of two blocks, ten ranks, h over x and the partial sums", .sms = 32, .hidden = 1024, .intermediate = 400, .offset = 112, .experts = 16, .top_k = 10,
+     .token_groups = 2, .ring = 4, .overlay = 1, .seeds = 1, .cases = {{9, CONCENTRATED, 1}, {16, ZIPF, 2}}},
     {.name = "groups, bias, f32, another rank's experts", .sms = 16, .hidden = 1024, .intermediate = 64, .experts = 128, .top_k = 8,
      .score = MF_SCORE_SIGMOID, .bias = 1, .f32 = 1, .groups = 4, .kept = 2, .begin = 64, .count = 64, .token_groups = 3, .seeds = 1,
      .cases = {{24, UNIFORM, 1}, {20, TIES, 2}}},
@@ -49,6 +51,14 @@ static const struct batch_row rows[] = {
     {.name = "given, twenty-two ranks beside x, another rank's experts, zero experts", .sms = 17, .hidden = 1024, .intermediate = 16, .experts = 40, .top_k = 22,
      .score = MF_SCORE_GIVEN, .groups = 1, .kept = 1, .begin = 20, .count = 20, .zero = 8, .token_groups = 4, .overlay = -1, .seeds = 1,
      .cases = {{26, MISSING, 1}, {32, UNIFORM, 2}}},
+    {.name = "24 rows, two blocks per stage, even pieces", .sms = 48, .hidden = 1152, .intermediate = 352, .offset = 96, .experts = 16, .top_k = 1, .token_groups = 2,
+     .seeds = 1, .cases = {{13, ZIPF, 1}}},
+    {.name = "32 rows, one block per stage", .sms = 32, .hidden = 1024, .intermediate = 64, .experts = 16, .top_k = 2, .token_groups = 4, .seeds = 1,
+     .cases = {{30, UNIFORM, 1}}},
+    {.name = "32 rows, pieces of two blocks and one", .sms = 36, .hidden = 1152, .intermediate = 384, .experts = 16, .top_k = 2, .token_groups = 3, .overlay = 1, .seeds = 1,
+     .cases = {{24, ZIPF, 1}}},
+    {.name = "8 rows, two blocks per stage", .sms = 128, .hidden = 1024, .intermediate = 208, .offset = 32, .experts = 16, .top_k = 1, .token_groups = 2, .seeds = 1,
+     .cases = {{11, ZIPF, 1}}},
     {.name = "nine ranks, slabs", .sms = 64, .hidden = 1024, .intermediate = 48, .offset = 96, .experts = 16, .top_k = 8, .groups = 1, .kept = 1, .count = 16, .shared = 1,
      .token_groups = 2, .ring = 4, .overlay = 1, .seeds = 1, .cases = {{9, CONCENTRATED, 1}}},
     {.name = "ten ranks, weights on the input, limit, alpha", .sms = 17, .hidden = 1024, .intermediate = 80, .offset = 80, .experts = 16, .top_k = 9,
@@ -56,7 +66,7 @@ static const struct batch_row rows[] = {
      .cases = {{24, UNIFORM, 1}, {17, MISSING, 2}}},
 };
 #define ROWS ((int)(sizeof(rows) / sizeof(rows[0])))
-#define ROWS_BY_DEFAULT 14 /* the others are combinations of what these have: only with the variable set */
+#define ROWS_BY_DEFAULT 15 /* the others are combinations of what these have: only with the variable set */
 
 START_TEST(launches_are_right)
 {

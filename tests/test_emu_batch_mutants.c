@@ -65,6 +65,16 @@ static const struct mutant many_mutants[] = {
     {"y_s_sums_over_h_in_use", "batch/down.cuh", "    hw::barrier_sync(L::kBarrierOutput, L::kConsumerThreads); // h sets lie there: all consumers are through with them\n", "    hw::sync_warp();\n",
      {EMU_RACE, EMU_EARLY_OVERWRITE, GATE(GATE_Y_GIVEN_H)}, 2},
 };
+/* 24 rows of w2 per CTA, fewer in the last: two warps of a warpgroup share the k-blocks of a stage, of which every other one has only one. */
+static const struct batch_row split = {
+    .name = "split", .sms = 43, .hidden = 1024, .intermediate = 272, .offset = 96, .experts = 16, .top_k = 1, .token_groups = 2, .cases = {{13, ZIPF, 1}}};
+static const struct mutant split_mutants[] = {
+    {"sums_of_the_second_pair_are_forgotten", "batch/down.cuh", "for(int w = 0; w < 8; w += L::kRowTiles)", "for(int w = 0; w < 8; w += 4)", {GATE(GATE_Y_GIVEN_H)}, 1},
+    {"both_pairs_have_the_first_k_block", "batch/down.cuh", "block0 = w4 / L::kRowTiles;", "block0 = 0;", {GATE(GATE_Y_GIVEN_H)}, 1},
+    {"both_pairs_have_a_tile_each", "batch/down.cuh", "16 * (w4 % L::kRowTiles)", "16 * (w4 / L::kRowTiles)", {GATE(GATE_Y_GIVEN_H)}, 1},
+    {"a_k_block_behind_the_last_is_multiplied", "batch/down.cuh", "exists && (L::kEvenPieces || block < L::kHBlocks)", "exists", {GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE), EMU_RACE, EMU_UNINITIALISED}, 2},
+};
+#define SPLIT_MUTANTS ((int)(sizeof(split_mutants) / sizeof(split_mutants[0])))
 #define MANY_MUTANTS ((int)(sizeof(many_mutants) / sizeof(many_mutants[0])))
 #define VARIANT_MUTANTS ((int)(sizeof(variant_mutants) / sizeof(variant_mutants[0])))
 #define MUTANTS ((int)(sizeof(mutants) / sizeof(mutants[0])))
@@ -116,8 +126,13 @@ static const struct batch_row *mutant_of(int i, const struct mutant **mutant)
     return &subject;
   }
   i -= MUTANTS;
-  *mutant = i < VARIANT_MUTANTS ? &variant_mutants[i] : &many_mutants[i - VARIANT_MUTANTS];
-  return i < VARIANT_MUTANTS ? &variant : &many;
+  if(i < VARIANT_MUTANTS) {
+    *mutant = &variant_mutants[i];
+    return &variant;
+  }
+  i -= VARIANT_MUTANTS;
+  *mutant = i < MANY_MUTANTS ? &many_mutants[i] : &split_mutants[i - MANY_MUTANTS];
+  return i < MANY_MUTANTS ? &many : &split;
 }
 
 START_TEST(a_mutant_is_found)
@@ -149,12 +164,12 @@ END_TEST
 
 START_TEST(the_kernel_is_clean)
 {
-  static const struct batch_row *const clean[] = {&subject, &variant, &many};
+  static const struct batch_row *const clean[] = {&subject, &variant, &many, &split};
   const struct batch_row *row = clean[_i];
   struct emu_subject s;
   emu_compile_fast();
   batch_open(&s, row, "templates");
-  for(int seed = 1; seed <= (row == &many ? 2 : MOST_SEEDS); seed++) { /* as many as mutants are given */
+  for(int seed = 1; seed <= (row == &many || row == &split ? 2 : MOST_SEEDS); seed++) { /* as many as mutants are given */
     struct emu_outcome o;
     emu_run(&s, 1.0f, row->cases, batch_ncases(row), 2, (uint64_t)seed, &o);
     ck_assert_msg(o.passed, "seed %d: %s", seed, o.text);
@@ -171,8 +186,8 @@ int main(void)
   int failed;
   if(!emu_folder_make())
     return EXIT_FAILURE;
-  tcase_add_loop_test(found, a_mutant_is_found, 0, MUTANTS + VARIANT_MUTANTS + MANY_MUTANTS);
-  tcase_add_loop_test(passes, the_kernel_is_clean, 0, 3);
+  tcase_add_loop_test(found, a_mutant_is_found, 0, MUTANTS + VARIANT_MUTANTS + MANY_MUTANTS + SPLIT_MUTANTS);
+  tcase_add_loop_test(passes, the_kernel_is_clean, 0, 4);
   tcase_set_timeout(found, 240);
   tcase_set_timeout(passes, 240);
   suite_add_tcase(suite, found);

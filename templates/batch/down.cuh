@@ -8,8 +8,12 @@
 // Visible by    empty[], as soon as all lanes have the stage in registers; y by the end of the kernel.
 // No deadlock   the producer's down stages wait for no h; the loaders wait for no consumer's down progress.
 //
-// A warp multiplies 16 rows: with 16 rows per CTA they are all rows in the warp's own k-block of the stage, with more the warp's share
-// of the rows, k-block by k-block. A slot's tokens lie in the h sets (group, rank) that its passes[] name: the stage is multiplied once with each. A set's column is the
+// A warp multiplies the 16 rows of a tile (Layout: kRowTiles, kTileWarps), and of a stage's k-blocks those that it has:
+//   to 16 rows    one tile, of all four warps of a warpgroup: warp w has k-block w
+//   24, 32        two tiles, of two warps each: warps 0 and 1 have k-block 0 of tiles 0 and 1, warps 2 and 3 k-block 1
+//   40 to 64      a tile per warp, which has all k-blocks, one after the other
+// A warp for which a stage has no k-block, or whose tile has no rows, only frees the stage. What the warps in a tile have added up is combined
+// once, at the end, over both warpgroups. A slot's tokens lie in the h sets (group, rank) that its passes[] name: the stage is multiplied once with each. A set's column is the
 // same token for every rank, so a group has four accumulators per lane for the whole phase: no scattering, no atomics, the same
 // order of additions every time. Columns that are not the slot's may hold anything, even NaN: they are never multiplied by 0.
 #pragma once
@@ -22,14 +26,13 @@ namespace batch {
 template <class L>
 MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring, float (&sum)[L::kGroups][4])
 {
-  constexpr int kProducts = L::kSlab ? 1 : L::kDownKBlocks; // k-blocks of a stage that a warp multiplies
   auto &sm = c.sm;
   const int w4 = consumer & 3, column = 2 * (c.lane & 3);
   const int stages = (int)sm.active * L::kDownPieces;
 
-  // The warp's 16 rows: of one k-block of the stage, or of all of them. Some of the rows or all may be none of the CTA's.
-  const int first_row = L::kSlab ? 0 : 16 * w4, block0 = L::kSlab ? w4 : 0;
-  const bool exists = L::kSlab ? w4 < L::kDownKBlocks : first_row < L::kDownRows;
+  // The warp's 16 rows, some or all of which may be none of the CTA's, and its first k-block of a stage, which may be none of the stage's.
+  const int first_row = 16 * (w4 % L::kRowTiles), block0 = w4 / L::kRowTiles;
+  const bool exists = first_row < L::kDownRows && block0 < L::kDownKBlocks;
   const uint8_t *low_atom = sm.ring[0] + block0 * L::kDownKBlockBytes + (exists ? first_row * 128 : 0);
   const hw::RowsAt rows_at = hw::rows_at(low_atom, low_atom + (first_row + 8 < L::kDownRows ? 1024 : 0));
   const hw::ColumnsBase h_base = hw::columns_base((const uint8_t *)&sm + block0 * 1024);
@@ -49,14 +52,14 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
     const Passes<L> passes(c, slot);
     hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitDownStage);
     MF_LOOP
-    for(int j = 0; j < kProducts; ++j) {
+    for(int j = 0; j < L::kWarpKBlocks; ++j) {
       const int ahead = piece * L::kDownKBlocks + j, block = block0 + ahead;
       const bool there = exists && (L::kEvenPieces || block < L::kHBlocks);
       hw::Rows rows;
       if(there)
         hw::load_rows(rows, rows_at, ring.stage * L::kStageBytes + j * L::kDownKBlockBytes);
       hw::sync_warp(); // all lanes have read it
-      if(j == kProducts - 1 && c.lane == 0)
+      if(j == L::kWarpKBlocks - 1 && c.lane == 0)
         hw::mbarrier_arrive(&sm.barrier.empty[ring.stage]);
       if(!there)
         continue;
@@ -97,7 +100,7 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
 template <class L>
 MF_DEVICE void store_rows(const Context<L> &c, int consumer, const float (&sum)[L::kGroups][4])
 {
-  constexpr int kRows = L::kSlab ? 16 : 64, kCount = kRows * L::kMaxTokens;
+  constexpr int kRows = 16 * L::kRowTiles, kCount = kRows * L::kMaxTokens;
   auto &sm = c.sm;
   if constexpr(L::kOverSums)
     hw::barrier_sync(L::kBarrierOutput, L::kConsumerThreads); // h sets lie there: all consumers are through with them
@@ -114,10 +117,11 @@ MF_DEVICE void store_rows(const Context<L> &c, int consumer, const float (&sum)[
     const float *parts = &sm.reduce[token >> 3][0][0].x; // [warp][lane][4]
     const int at = ((row & 7) * 4 + (column >> 1)) * 4 + ((row >> 3) & 1) * 2 + (column & 1);
     float y = 0.0f;
-    if constexpr(L::kSlab) {
+    if constexpr(L::kTileWarps > 1) { // all warps in the row's tile, of either warpgroup
+      const int tile = L::kRowTiles == 1 ? 0 : row >> 4;
       MF_UNROLL
-      for(int w = 0; w < 8; ++w)
-        y += parts[w * 128 + at];
+      for(int w = 0; w < 8; w += L::kRowTiles)
+        y += parts[(tile + w) * 128 + at];
     } else {
       y = parts[(row >> 4) * 128 + at] + parts[(4 + (row >> 4)) * 128 + at];
     }

@@ -88,11 +88,14 @@ struct Layout {
   static constexpr bool kSlab = kDownRows == 16;
   static constexpr int kDownRowBlocks = 128 % kDownRows == 0 ? 1 : 2;
   static constexpr int kDownKBlockBytes = kDownRows * 128;
-  static constexpr int kProductsAtMost = kSlab ? 4 : 2; // k-blocks per stage, for their accumulators' sake
+  static constexpr int kRowTiles = kDownRows <= 16 ? 1 : kDownRows <= 32 ? 2 : 4; // of 16 rows; with 40 or 48 rows the fourth holds none
+  static constexpr int kTileWarps = 4 / kRowTiles;      // of a warpgroup, in each tile: they share the stage's k-blocks
+  static constexpr int kProductsAtMost = kSlab ? 4 : 2; // k-blocks per stage
   static constexpr int kDownKBlocksAtMost = kStageBytes / kDownKBlockBytes < kProductsAtMost ? kStageBytes / kDownKBlockBytes : kProductsAtMost;
   static constexpr int kDownPieces = (kHBlocks + kDownKBlocksAtMost - 1) / kDownKBlocksAtMost; // stages per slot
   static constexpr int kDownKBlocks = (kHBlocks + kDownPieces - 1) / kDownPieces;
   static constexpr bool kEvenPieces = kDownPieces * kDownKBlocks == kHBlocks;
+  static constexpr int kWarpKBlocks = kTileWarps > 1 ? 1 : kDownKBlocks; // of a stage, for each warp
   static constexpr int kDownCopyBytes = kDownKBlocks * kDownKBlockBytes;
   static constexpr int kDownSlots = 1;
 
@@ -239,6 +242,7 @@ struct Layout {
   static_assert(kIntermediate % 16 == 0 && kIntermediate >= 16, "intermediate: rows of w2 are 16-byte aligned, features come in eights");
   static_assert(kOffset % 16 == 0 && kOffset >= 0 && kOffset < 128, "intermediate_offset: eight features of a lane or unit lie in one block");
   static_assert(kDownRows <= 64, "grid_ctas: at most 64 rows each, one product tile");
+  static_assert(kTileWarps * kWarpKBlocks >= kDownKBlocks, "down tile: the warps in it have all of a stage's k-blocks between them");
   static_assert(kDownCtas <= kGridCtas && kDownCtas == Schedule::kDownCtas, "down_ctas: the host counts as the kernel does");
   static_assert(kGridCtas <= MF_STREAM_WS_MAX_GRID, "grid_ctas: the workspace holds one launch count per CTA");
   static_assert(kDownCopyBytes <= kStageBytes, "down tile: a stage holds what is copied to it");
