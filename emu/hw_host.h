@@ -105,6 +105,7 @@ MF_DEVICE float shuffle(float v, int lane) { return bits_float(emu_shuffle(float
 MF_DEVICE uint32_t shuffle_xor(uint32_t v, int mask) { return emu_shuffle(v, (lane_index() ^ mask) & 31); }
 MF_DEVICE float shuffle_xor(float v, int mask) { return bits_float(emu_shuffle(float_bits(v), (lane_index() ^ mask) & 31)); }
 MF_DEVICE uint32_t ballot(bool condition) { return emu_ballot(condition); }
+MF_DEVICE bool is_elected() { return emu_ballot(1) != 0 && lane_index() == 0; }
 MF_DEVICE bool all_lanes(bool condition) { return emu_ballot(condition) == 0xFFFFFFFFu; }
 MF_DEVICE bool any_lane(bool condition) { return emu_ballot(condition) != 0; }
 MF_DEVICE uint32_t reduce_max(uint32_t v) { return emu_reduce_max(v); }

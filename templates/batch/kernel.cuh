@@ -41,7 +41,7 @@ MF_DEVICE void produce(const Context<L> &c, const hw::TensorMap &up_map, const h
   hw::barrier_sync(L::kBarrierRouted, 32 * (L::kRouters + 1));
   const int active = batch::list_experts(c);
   hw::barrier_arrive(L::kBarrierListed, L::kThreads);
-  if(c.lane == 0)
+  if(hw::is_elected())
     batch::stream_weights(c, up_map, down_map, active);
 }
 

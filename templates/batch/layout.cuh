@@ -116,7 +116,6 @@ struct Layout {
   static constexpr int kConsumerWarp = 4;
   static constexpr int kConsumerThreads = 256;
   static constexpr int kProducerWarp = 12;
-  static constexpr bool kProducerIsLane = true;
   static constexpr int kSchedulerWarp = 19;
   static constexpr int kWarps = 20;
   static constexpr int kThreads = 32 * kWarps;

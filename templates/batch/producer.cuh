@@ -49,6 +49,38 @@ MF_DEVICE void init_barriers(const Context<L> &c)
     (&c.sm.h_loaded[0][0])[c.lane] = 0;
 }
 
+// The lane's position in the ring. Stages are counted through all of the stream: number n lies in stage n % kRingStages.
+template <class L>
+struct RingLane {
+  const Context<L> &c;
+  int stage = 0;               // the next to hand out
+  uint32_t empty_parity = 1;   // of this round through the ring; full[] has the other one
+  int handed_out = 0;
+
+  MF_DEVICE explicit RingLane(const Context<L> &context) : c(context) {}
+
+  // Waits until the stage is free and, of those handed out before it, all but `flight` - 1 have landed. (That the stage is free says as much of a whole ring.)
+  MF_DEVICE void acquire(int flight)
+  {
+    if(flight < L::kRingStages && handed_out >= flight) {
+      const int behind = stage - flight; // number n - flight: the latest in its stage, so that a parity tells whether it has landed
+      const bool before = behind < 0;    // in the round before
+      hw::mbarrier_wait(&c.sm.barrier.full[before ? behind + L::kRingStages : behind], before ? empty_parity : empty_parity ^ 1, c.dog, L::kWaitFlight);
+    }
+    if(handed_out >= L::kRingStages)
+      hw::mbarrier_wait(&c.sm.barrier.empty[stage], empty_parity, c.dog, L::kWaitRingFree);
+    ++handed_out;
+  }
+
+  MF_DEVICE void advance()
+  {
+    if(++stage == L::kRingStages) {
+      stage = 0;
+      empty_parity ^= 1;
+    }
+  }
+};
+
 // The units of the up projection in the producer's order.
 template <class L>
 struct UpTurns {
@@ -100,42 +132,59 @@ MF_DEVICE void copy_up_stage(const Context<L> &c, int stage, const hw::TensorMap
   }
 }
 
+// The CTA's rows of w2 of every active expert. The first stages are held back a little: other CTAs still need up weights. Per stage there is only what must be: with few
+// bytes in each (6 KB, 48 rows) a lane that looked up experts and limits between two copies was what the whole kernel waited for.
+template <class L>
+MF_DEVICE void stream_down(const Context<L> &c, RingLane<L> &ring, const hw::TensorMap &down_map, int active, uint64_t policy)
+{
+  int flight = c.p.flight, limit = c.p.first_down_flight;
+  hw::compute_now(flight), hw::compute_now(limit);
+  int row = (int)c.sm.experts[0] * L::kHidden + c.cta * L::kDownRows, held_back = 8;
+  MF_LOOP
+  for(int slot = 0; slot < active; ++slot) {
+    const uint32_t next = c.sm.experts[smaller(slot + 1, active - 1)]; // ahead of its use
+    MF_LOOP
+    for(int piece = 0; piece < L::kDownPieces; ++piece) {
+      ring.acquire(limit);
+      c.sm.stage_unit[ring.stage] = L::kEndOfUnits;
+      hw::Mbarrier *full = &c.sm.barrier.full[ring.stage];
+      const int first_block = piece * L::kDownKBlocks, blocks = stream::down_blocks<L>(first_block);
+      hw::mbarrier_arrive_expect(full, blocks * L::kDownKBlockBytes);
+      stream::copy_down_tile<L>(c.sm.ring[ring.stage], down_map, row, first_block, blocks, full, policy);
+      ring.advance();
+      if(--held_back == 0)
+        limit = flight;
+    }
+    row = (int)next * L::kHidden + c.cta * L::kDownRows;
+  }
+}
+
 // Lane 0's work behind the list.
 template <class L>
 MF_DEVICE void stream_weights(const Context<L> &c, const hw::TensorMap &up_map, const hw::TensorMap &down_map, int active)
 {
   const uint64_t policy = c.p.evict_first ? hw::policy_evict_first() : hw::policy_evict_normal();
-  stream::RingWriter<L> ring(c);
+  RingLane<L> ring(c);
   UpTurns<L> turns(c, active);
+  int flight = c.p.flight;
+  hw::compute_now(flight);
   MF_LOOP
   while(turns.next()) {
     MF_LOOP
     for(int chunk = 0, k = turns.k; chunk < L::kUnitStages; ++chunk) {
-      ring.acquire();
+      ring.acquire(flight);
       copy_up_stage(c, ring.stage, up_map, turns, k, policy);
       ring.advance();
       if(++k == L::kUnitStages)
         k = 0;
     }
   }
-  // Down: the CTA's rows of every active expert. The first stages are held back a little: other CTAs still need up weights.
-  int slot = 0, piece = 0;
   const int stages = c.cta < L::kDownCtas ? active * L::kDownPieces : 0;
-  MF_LOOP
-  for(int i = 0; i < stages; ++i) {
-    ring.set_limit(i < 8 ? c.p.first_down_flight : c.p.flight);
-    ring.acquire();
-    c.sm.stage_unit[ring.stage] = L::kEndOfUnits;
-    stream::copy_down_piece(c, ring.stage, down_map, slot, piece, active, policy);
-    ring.advance();
-    if(++piece == L::kDownPieces) {
-      piece = 0;
-      ++slot;
-    }
-  }
+  if(stages > 0)
+    stream_down(c, ring, down_map, active, policy);
   MF_LOOP
   for(int i = stages; i < 2; ++i) { // both warpgroups need a stage that ends their up phase
-    ring.acquire();
+    ring.acquire(L::kRingStages);
     c.sm.stage_unit[ring.stage] = L::kEndOfUnits;
     hw::mbarrier_arrive(&c.sm.barrier.full[ring.stage]);
     ring.advance();

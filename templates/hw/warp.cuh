@@ -22,6 +22,15 @@ MF_DEVICE uint32_t ballot(bool condition) { return __ballot_sync(0xffffffffu, co
 MF_DEVICE bool all_lanes(bool condition) { return __all_sync(0xffffffffu, condition); }
 MF_DEVICE bool any_lane(bool condition) { return __any_sync(0xffffffffu, condition); }
 
+// elect.sync: true in one lane, always the same one (which one the hardware does not say). Where a condition on the lane's index would do as well, this lets the compiler know that there
+// is only one: a tensor copy behind it needs no loop over lanes.
+MF_DEVICE bool is_elected()
+{
+  uint32_t elected;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
+  return elected != 0;
+}
+
 // redux.sync.max.u32: the largest value of the warp, in every lane.
 MF_DEVICE uint32_t reduce_max(uint32_t v) { return __reduce_max_sync(0xffffffffu, v); }
 

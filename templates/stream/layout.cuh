@@ -96,7 +96,6 @@ struct Layout {
   static constexpr int kConsumerWarp = 4;  // 4..7 and 8..11: two warpgroups
   static constexpr int kConsumerThreads = 256;
   static constexpr int kProducerWarp = 12;
-  static constexpr bool kProducerIsLane = false; // a lane that waits and issues alone
   static constexpr int kWarps = kHelpers <= 4 ? 13 : 9 + kHelpers;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kFrontWarps = kWarps - 1; // all but the producer: they quantise x

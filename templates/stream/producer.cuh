@@ -55,8 +55,7 @@ struct RingWriter {
     if(handed_out >= L::kRingStages)
       hw::mbarrier_wait(&c.sm.barrier.empty[stage], empty_parity, c.dog, L::kWaitRingFree);
     free_wait.stop();
-    if constexpr(!L::kProducerIsLane)
-      hw::sync_warp(); // no lane may still be waiting for a phase when lane 0 sets off the next one
+    hw::sync_warp(); // no lane may still be waiting for a phase when lane 0 sets off the next one
     ++handed_out;
     ++in_flight;
   }
@@ -126,29 +125,41 @@ MF_DEVICE void copy_scale_rows(const Context<L> &c, int turn, int expert, int fe
   hw::copy_async_arrive(&c.sm.barrier.scales[slot]);
 }
 
-// A piece of w2 for the stage: the CTA's rows of the slots `slot` ..., some k-blocks of each. Lane 0.
-// Whole k-blocks of a slot come as one box. Where the rank's features begin or end within a block, each block is a box of its
+// The k-blocks of a piece of w2 that begins at `first_block`, as they are copied: behind the last one boxes are filled with zeros.
+template <class L>
+MF_DEVICE int down_blocks(int first_block)
+{
+  return L::kEvenPieces || L::kWholeHBlocks ? L::kDownKBlocks : smaller(L::kDownKBlocks, L::kHBlocks - first_block);
+}
+
+// The CTA's rows of w2, from `row` on, in some k-blocks.
+// Whole k-blocks come as one box. Where the rank's features begin or end within a block, each block is a box of its
 // own, cut off at the row's ends: what lies outside is zero and is not read.
+template <class L>
+MF_DEVICE void copy_down_tile(uint8_t *tile, const hw::TensorMap &down_map, int row, int first_block, int blocks, hw::Mbarrier *full, uint64_t policy)
+{
+  if constexpr(L::kWholeHBlocks) {
+    hw::copy_tensor_3d(tile, &down_map, 0, row, first_block, full, policy);
+  } else {
+    MF_LOOP
+    for(int b = 0; b < blocks; ++b)
+      hw::copy_tensor_3d(tile + b * L::kDownKBlockBytes, &down_map, (first_block + b) * 128 - L::kOffset, row, 0, full, policy);
+  }
+}
+
+// A piece of w2 for the stage: the CTA's rows of the slots `slot` ..., some k-blocks of each. Lane 0.
 template <class L>
 MF_DEVICE void copy_down_piece(const Context<L> &c, int stage, const hw::TensorMap &down_map, int slot, int piece, int active, uint64_t policy)
 {
   auto &sm = c.sm;
   hw::Mbarrier *full = &sm.barrier.full[stage];
-  const int first_block = piece * L::kDownKBlocks;
-  const int blocks = L::kEvenPieces || L::kWholeHBlocks ? L::kDownKBlocks : smaller(L::kDownKBlocks, L::kHBlocks - first_block);
+  const int first_block = piece * L::kDownKBlocks, blocks = down_blocks<L>(first_block);
   hw::mbarrier_arrive_expect(full, smaller(L::kDownSlots, active - slot) * (blocks * L::kDownKBlockBytes));
   MF_UNROLL
   for(int j = 0; j < L::kDownSlots; ++j) {
     if(slot + j < active) {
       const int row = (sm.experts[slot + j] & 0xFFFF) * L::kHidden + c.cta * L::kDownRows;
-      uint8_t *tile = sm.ring[stage] + j * L::kDownCopyBytes;
-      if constexpr(L::kWholeHBlocks) {
-        hw::copy_tensor_3d(tile, &down_map, 0, row, first_block, full, policy);
-      } else {
-        MF_LOOP
-        for(int b = 0; b < blocks; ++b)
-          hw::copy_tensor_3d(tile + b * L::kDownKBlockBytes, &down_map, (first_block + b) * 128 - L::kOffset, row, 0, full, policy);
-      }
+      copy_down_tile<L>(sm.ring[stage] + j * L::kDownCopyBytes, down_map, row, first_block, blocks, full, policy);
     }
   }
 }
