@@ -20,7 +20,7 @@
 #define ROUTERS 16
 #define THREADS 640
 #define FEW_RANKS 8           /* experts per token up to which tables of slots and ranks are made of bytes */
-#define SLAB_ROWS 16          /* of w2 per CTA: four k-blocks are one product */
+#define MAX_DOWN_BYTES 131072 /* of all down stages */
 #define MAX_PROBABILITIES 512 /* a lane has 16 of them, and as many logits */
 #define MAX_SCORES 896        /* where more than FEW_RANKS experts are chosen by them: with 1024 registers are spilled */
 #define ALL_STATIC 1000       /* more rounds than any problem has: no tickets */
@@ -31,7 +31,7 @@ enum { KNOB_GROUPS, KNOB_RING, KNOB_OVERLAY, KNOB_LOOKAHEAD, KNOB_FLIGHT, KNOB_F
 
 static const struct knob knobs[BATCH_KNOBS] = {
     [KNOB_GROUPS] = {"token_groups", "g", "groups of 8 tokens: as many as the token count needs", true, false, 0, {0}},
-    [KNOB_RING] = {"ring_stages", "ring", "8 KB weight stages in shared memory", true, true, 5, {4, 6, 8, 12, 16}},
+    [KNOB_RING] = {"ring_stages", "ring", "8 KB weight stages in shared memory", true, true, 7, {4, 6, 8, 10, 12, 14, 16}},
     [KNOB_OVERLAY] = {"overlay", "ov", "1: h of the higher ranks lies where x was, and is loaded after the up projection", true, true, 2, {0, 1}},
     [KNOB_LOOKAHEAD] = {"ticket_lookahead", "la", "turns between drawing a ticket and its use", true, false, 2, {2, 4}},
     [KNOB_FLIGHT] = {"flight", "fl", "stages in flight per CTA", false, true, 4, {4, 6, 8, 12}},
@@ -70,6 +70,7 @@ struct layout {
   int grid, down_ctas, down_rows;
   int down_row_blocks;    /* scale blocks that a CTA's rows touch */
   int down_kblocks;       /* k-blocks per down copy */
+  int down_ring;          /* down stages, in the ring and where x was */
   int turn_slots;         /* turns that the scheduler may be ahead */
   int low_ranks;          /* ranks whose h does not lie where x (and with many ranks the partial sums) was */
   int slots;              /* active experts at most */
@@ -93,11 +94,30 @@ static int groups_for(int tokens)
   return groups < MF_BATCH_MIN_GROUPS ? MF_BATCH_MIN_GROUPS : groups > MF_BATCH_MAX_GROUPS ? MF_BATCH_MAX_GROUPS : groups;
 }
 
-/* k-blocks of w2 in one down copy: all, or as many as the fewest stages that hold them need. */
-static int down_kblocks(int hblocks, int down_rows)
+/* Warps of a warpgroup that share a tile of 16 rows of w2. */
+static int tile_warps_of(int down_rows)
 {
-  const int products = down_rows == SLAB_ROWS ? 4 : 2, fit = STAGE_BYTES / (128 * down_rows), at_most = fit < 1 ? 1 : fit < products ? fit : products;
-  return ceil_div(hblocks, ceil_div(hblocks, at_most));
+  return down_rows <= 16 ? 4 : down_rows <= 32 ? 2 : 1;
+}
+
+/* k-blocks of w2 that a down stage of 'parts' stages of the ring may have: what fits, and two for each warp that shares a tile of 16 rows. */
+static int most_down_kblocks(int down_rows, int parts)
+{
+  const int tile_warps = tile_warps_of(down_rows), fit = parts * STAGE_BYTES / (128 * down_rows);
+  return fit < 2 * tile_warps ? fit : 2 * tile_warps;
+}
+
+/* The down stages: parts of each, k-blocks, how many there are, in the ring and where x was. */
+static void size_down_stages(struct layout *l, int ring, int high_ranks)
+{
+  const int tile_warps = tile_warps_of(l->down_rows);
+  const int one = ceil_div(l->hblocks, most_down_kblocks(l->down_rows, 1)), two = ceil_div(l->hblocks, most_down_kblocks(l->down_rows, 2));
+  const int rounds_one = one * ceil_div(ceil_div(l->hblocks, one), tile_warps), rounds_two = two * ceil_div(ceil_div(l->hblocks, two), tile_warps);
+  const int parts = two < one && rounds_two <= rounds_one ? 2 : 1, bytes = parts * STAGE_BYTES;
+  const int in_x = (l->kblocks - high_ranks * l->hblocks) * l->groups * 1024 / bytes;
+  const int places = ring / parts + (in_x > 0 ? in_x : 0), at_most = MAX_DOWN_BYTES / bytes;
+  l->down_kblocks = ceil_div(l->hblocks, parts == 2 ? two : one);
+  l->down_ring = (places < at_most ? places : at_most) / 2 * 2;
 }
 
 /* The layout's struct Shared, field by field. */
@@ -116,7 +136,7 @@ static long shared_size(const struct mf_problem *p, const struct layout *l, int 
   at += 2L * 4 * l->slots;
   at = align_up(at, 8) + (long)(l->rank_slots + ranks) * l->tokens * l->slot_bytes;
   at += 4L + 2L * 4 * REDUCE_BUFFERS + 2L * 4 * H_LOADERS + 4L * ring + local * l->slot_bytes;
-  at = align_up(at, 8) + 8L * (2 * REDUCE_BUFFERS + 3 * l->turn_slots + 2 + 2 * ring);
+  at = align_up(at, 8) + 8L * (2 * REDUCE_BUFFERS + 3 * l->turn_slots + 2 + 2 * ring + 2 * l->down_ring);
   return align_up(at, 1024);
 }
 
@@ -151,9 +171,9 @@ static struct layout make_layout(const struct mf_problem *p, const struct schedu
   l.down_rows = 8 * ceil_div(p->hidden / 8, dev->sms);
   l.down_ctas = ceil_div(p->hidden, l.down_rows);
   l.down_row_blocks = 128 % l.down_rows == 0 ? 1 : 2;
-  l.down_kblocks = down_kblocks(l.hblocks, l.down_rows);
   l.turn_slots = ring / l.unit_stages + 2;
   l.low_ranks = problem_ranks(p) - (sched->value[KNOB_OVERLAY] ? most_high_ranks(p, l.groups) : 0);
+  size_down_stages(&l, ring, problem_ranks(p) - l.low_ranks);
   l.slots = (l.tokens * p->top_k < p->expert_count ? l.tokens * p->top_k : p->expert_count) + problem_shared(p);
   size_rank_tables(p, &l);
   l.shared_bytes = shared_size(p, &l, ring);

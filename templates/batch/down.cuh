@@ -1,41 +1,80 @@
 // down.cuh - the consumers' down projection: this CTA's rows of y, over all active experts.
 //
-// Who runs it   both consumer warpgroups of the CTAs below kDownCtas; they take turns at stages.
-// Reads         the ring, down_scale[], the h sets, h_scale, passes[], slot_by_rank[].
+// Who runs it   both consumer warpgroups of the CTAs below kDownCtas; they take turns at down stages.
+// Reads         the down stages, down_scale[], the h sets, h_scale, passes[], slot_by_rank[].
 // Writes        y, kDownRows rows of every token; reduce[group] on the way.
-// Waits for     down_scales once; full[] of each of its stages, h_loaded[] of each pass's loader; at the end kBarrierOutput among the consumers (kOverSums: also ahead of
+// Waits for     down_scales once; down_full[] of each of its stages, h_loaded[] of each pass's loader; at the end kBarrierOutput among the consumers (kOverSums: also ahead of
 //               writing reduce[], where h sets of the others' last products may lie).
-// Visible by    empty[], as soon as all lanes have the stage in registers; y by the end of the kernel.
+// Visible by    down_empty[], as soon as all lanes have the stage in registers; y by the end of the kernel.
 // No deadlock   the producer's down stages wait for no h; the loaders wait for no consumer's down progress.
 //
-// A warp multiplies the 16 rows of a tile (Layout: kRowTiles, kTileWarps), and of a stage's k-blocks those that it has:
-//   to 16 rows    one tile, of all four warps of a warpgroup: warp w has k-block w
-//   24, 32        two tiles, of two warps each: warps 0 and 1 have k-block 0 of tiles 0 and 1, warps 2 and 3 k-block 1
-//   40 to 64      a tile per warp, which has all k-blocks, one after the other
+// A warp multiplies the 16 rows of a tile (Layout: kRowTiles, kTileWarps), and of a stage's k-blocks those that it has, two at most:
+//   to 16 rows    one tile, of all four warps of a warpgroup: warp w has k-blocks w and w + 4
+//   24, 32        two tiles, of two warps each: warps 0 and 1 have k-blocks 0 and 2 of tiles 0 and 1, warps 2 and 3 k-blocks 1 and 3
+//   40 to 64      a tile per warp, which has both k-blocks
 // A warp for which a stage has no k-block, or whose tile has no rows, only frees the stage. What the warps in a tile have added up is combined
 // once, at the end, over both warpgroups. A slot's tokens lie in the h sets (group, rank) that its passes[] name: the stage is multiplied once with each. A set's column is the
 // same token for every rank, so a group has four accumulators per lane for the whole phase: no scattering, no atomics, the same
 // order of additions every time. Columns that are not the slot's may hold anything, even NaN: they are never multiplied by 0.
 #pragma once
+#include "batch/down_ring.cuh"
 #include "batch/up.cuh"
 #include "stream/down.cuh"
 
 namespace batch {
 
-// Accumulates the CTA's rows over all active experts.
+// A warp's 16 rows of a k-block, in registers, with what belongs to it.
 template <class L>
-MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring, float (&sum)[L::kGroups][4])
+struct DownRows {
+  hw::WideRows wide;
+  float low, high; // scales of either half of the rows
+  int block;       // of the slot
+
+  // Adds the products with the h sets of a group's passes to its sums.
+  MF_DEVICE void multiply(const Context<L> &c, const hw::ColumnsBase &h_base, int slot, int group, uint32_t left, float (&sum)[4]) const
+  {
+    auto &sm = c.sm;
+    const int column = 2 * (c.lane & 3), item = slot * L::kGroups + group;
+    MF_LOOP
+    while(left != 0) {
+      const int rank = hw::lowest_bit(left);
+      const int half = L::kOverlay && rank >= L::kLowRanks;
+      left &= left - 1;
+      const uint32_t slots = *(const typename L::TwoSlots *)&sm.slot_by_rank[rank][8 * group + column];
+      hw::wait_shared_at_least(&sm.h_loaded[half][item % L::kHLoaders], item / L::kHLoaders + 1, c.dog, L::kWaitH);
+      hw::Columns h;
+      hw::load_columns(h, hw::columns_at(h_base, L::h_set(group, rank) + block * 1024), 0);
+      const hw::F32x2 sh = hw::load_shared_unordered((const hw::F32x2 *)&sm.h_scale[group * L::kRanks + rank][block][column]);
+      float d[4];
+      hw::multiply(d, wide, h);
+      if((slots & L::kNoSlot) == (uint32_t)slot) {
+        sum[0] = hw::fma_rn(d[0], low * sh.x, sum[0]);
+        sum[2] = hw::fma_rn(d[2], high * sh.x, sum[2]);
+      }
+      if(slots >> L::kSlotBits == (uint32_t)slot) {
+        sum[1] = hw::fma_rn(d[1], low * sh.y, sum[1]);
+        sum[3] = hw::fma_rn(d[3], high * sh.y, sum[3]);
+      }
+    }
+  }
+};
+
+// Accumulates the CTA's rows over all active experts. `next_stage`: of the ring, behind the last up stage of either warpgroup.
+template <class L>
+MF_DEVICE void down_rows(const Context<L> &c, int consumer, int next_stage, float (&sum)[L::kGroups][4])
 {
+  constexpr int kCount = L::kWarpKBlocks;
   auto &sm = c.sm;
-  const int w4 = consumer & 3, column = 2 * (c.lane & 3);
+  const int w4 = consumer & 3;
   const int stages = (int)sm.active * L::kDownPieces;
+  DownRing<L> ring(next_stage, consumer >> 2);
 
   // The warp's 16 rows, some or all of which may be none of the CTA's, and its first k-block of a stage, which may be none of the stage's.
   const int first_row = 16 * (w4 % L::kRowTiles), block0 = w4 / L::kRowTiles;
   const bool exists = first_row < L::kDownRows && block0 < L::kDownKBlocks;
-  const uint8_t *low_atom = sm.ring[0] + block0 * L::kDownKBlockBytes + (exists ? first_row * 128 : 0);
+  const uint8_t *low_atom = sm.ring[0] + (exists ? block0 * L::kDownKBlockBytes + first_row * 128 : 0);
   const hw::RowsAt rows_at = hw::rows_at(low_atom, low_atom + (first_row + 8 < L::kDownRows ? 1024 : 0));
-  const hw::ColumnsBase h_base = hw::columns_base((const uint8_t *)&sm + block0 * 1024);
+  const hw::ColumnsBase h_base = hw::columns_base((const uint8_t *)&sm);
 
   // The scale block of either half of the rows.
   int low_block = 0, high_block = 0;
@@ -50,49 +89,32 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, RingReader<L> &ring,
   for(int i = consumer >> 2; i < stages; i += 2) {
     const int slot = i / L::kDownPieces, piece = i - slot * L::kDownPieces;
     const Passes<L> passes(c, slot);
-    hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitDownStage);
-    MF_LOOP
-    for(int j = 0; j < L::kWarpKBlocks; ++j) {
-      const int ahead = piece * L::kDownKBlocks + j, block = block0 + ahead;
-      const bool there = exists && (L::kEvenPieces || block < L::kHBlocks);
-      hw::Rows rows;
-      if(there)
-        hw::load_rows(rows, rows_at, ring.stage * L::kStageBytes + j * L::kDownKBlockBytes);
-      hw::sync_warp(); // all lanes have read it
-      if(j == L::kWarpKBlocks - 1 && c.lane == 0)
-        hw::mbarrier_arrive(&sm.barrier.empty[ring.stage]);
-      if(!there)
-        continue;
-      const float low = sm.down_scale[slot][low_block][block], high = L::kDownRowBlocks == 2 ? sm.down_scale[slot][high_block][block] : low;
-      hw::WideRows wide;
-      hw::widen(wide, rows);
-      MF_UNROLL
-      for(int g = 0; g < L::kGroups; ++g) {
-        uint32_t left = passes.of(g);
-        MF_LOOP
-        while(left != 0) {
-          const int rank = hw::lowest_bit(left), item = slot * L::kGroups + g;
-          const int half = L::kOverlay && rank >= L::kLowRanks;
-          left &= left - 1;
-          const uint32_t slots = *(const typename L::TwoSlots *)&sm.slot_by_rank[rank][8 * g + column];
-          hw::wait_shared_at_least(&sm.h_loaded[half][item % L::kHLoaders], item / L::kHLoaders + 1, c.dog, L::kWaitH);
-          hw::Columns h;
-          hw::load_columns(h, hw::columns_at(h_base, L::h_set(g, rank) + ahead * 1024), 0);
-          const hw::F32x2 sh = hw::load_shared_unordered((const hw::F32x2 *)&sm.h_scale[g * L::kRanks + rank][block][column]);
-          float d[4];
-          hw::multiply(d, wide, h);
-          if((slots & L::kNoSlot) == (uint32_t)slot) {
-            sum[g][0] = hw::fma_rn(d[0], low * sh.x, sum[g][0]);
-            sum[g][2] = hw::fma_rn(d[2], high * sh.x, sum[g][2]);
-          }
-          if(slots >> L::kSlotBits == (uint32_t)slot) {
-            sum[g][1] = hw::fma_rn(d[1], low * sh.y, sum[g][1]);
-            sum[g][3] = hw::fma_rn(d[3], high * sh.y, sum[g][3]);
-          }
-        }
-      }
+    const uint32_t at = ring.offset();
+    hw::Rows rows[kCount];
+    hw::mbarrier_wait(&sm.barrier.down_full[ring.place], ring.parity, c.dog, L::kWaitDownStage);
+    MF_UNROLL
+    for(int j = 0; j < kCount; ++j) {
+      if(exists && (L::kDownKBlocks % L::kTileWarps == 0 || block0 + j * L::kTileWarps < L::kDownKBlocks))
+        hw::load_rows(rows[j], rows_at, at + j * (L::kTileWarps * L::kDownKBlockBytes));
     }
-    ring.advance();
+    hw::sync_warp(); // all lanes have read it
+    if(c.lane == 0)
+      hw::mbarrier_arrive(&sm.barrier.down_empty[ring.place]);
+    ring.advance(2);
+    MF_UNROLL
+    for(int j = 0; j < kCount; ++j) { // one after the other: registers for one widened k-block
+      const int ahead = block0 + j * L::kTileWarps; // in the stage
+      DownRows<L> k_block;
+      k_block.block = piece * L::kDownKBlocks + ahead;
+      if(!exists || ahead >= L::kDownKBlocks || (!L::kEvenPieces && k_block.block >= L::kHBlocks))
+        break;
+      k_block.low = sm.down_scale[slot][low_block][k_block.block];
+      k_block.high = L::kDownRowBlocks == 2 ? sm.down_scale[slot][high_block][k_block.block] : k_block.low;
+      hw::widen(k_block.wide, rows[j]);
+      MF_UNROLL
+      for(int g = 0; g < L::kGroups; ++g)
+        k_block.multiply(c, h_base, slot, g, passes.of(g), sum[g]);
+    }
   }
 }
 

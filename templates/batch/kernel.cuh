@@ -69,7 +69,7 @@ MF_DEVICE void consume(const Context<L> &c)
   for(int g = 0; g < L::kGroups; ++g)
     sum[g][0] = sum[g][1] = sum[g][2] = sum[g][3] = 0.0f;
   const int consumer = hw::warp_index() - L::kConsumerWarp; // (asked again: registers)
-  batch::down_rows(c, consumer, ring, sum);
+  batch::down_rows(c, consumer, ring.stage & ~1, sum);
   batch::store_rows(c, consumer, sum);
 }
 

@@ -5,8 +5,8 @@
 //
 // Words used throughout the family, besides those of stream/layout.cuh:
 //   group     8 successive tokens: token t is row t % 8 of group t / 8, in x, in h and in every product.
-//   stage     8 KB of the ring: for up 16 rows x 4 k-blocks; for down what fits of the CTA's rows of one expert. Stage i of a
-//             CTA belongs to consumer warpgroup i % 2.
+//   stage     8 KB of the ring: 16 rows of w13 x 4 k-blocks. Stage i of a CTA belongs to consumer warpgroup i % 2.
+//   down stage  8 or 16 KB, in the ring or where x was: what a warpgroup multiplies at a time of the CTA's rows of one expert (down_ring.cuh).
 //   pass      one product of a stage: with a group's x (up), with an h set (down).
 //   h set     h of the r-th expert of each of a group's tokens, r being the rank: one atom per k-block, as load_columns wants it.
 //   item      up: (unit, group), what a finaliser is given. Loading h: slot * groups + group.
@@ -29,6 +29,19 @@ template <class First, class Second>
 struct Choice<false, First, Second> {
   using Type = Second;
 };
+
+// Down stages of a slot's k-blocks where `fit` are as many as fit into one: a warp takes two at most (registers).
+MF_ANYWHERE constexpr int down_pieces(int k_blocks, int fit, int tile_warps)
+{
+  const int at_most = fit < 2 * tile_warps ? fit : 2 * tile_warps;
+  return (k_blocks + at_most - 1) / at_most;
+}
+
+// k-blocks of a slot that the busiest warp multiplies, the slot coming in so many pieces.
+MF_ANYWHERE constexpr int down_rounds(int k_blocks, int pieces, int tile_warps)
+{
+  return pieces * (((k_blocks + pieces - 1) / pieces + tile_warps - 1) / tile_warps);
+}
 
 template <class ShapeT, class ScheduleT>
 struct Layout {
@@ -90,13 +103,16 @@ struct Layout {
   static constexpr int kDownKBlockBytes = kDownRows * 128;
   static constexpr int kRowTiles = kDownRows <= 16 ? 1 : kDownRows <= 32 ? 2 : 4; // of 16 rows; with 40 or 48 rows the fourth holds none
   static constexpr int kTileWarps = 4 / kRowTiles;      // of a warpgroup, in each tile: they share the stage's k-blocks
-  static constexpr int kProductsAtMost = kSlab ? 4 : 2; // k-blocks per stage
-  static constexpr int kDownKBlocksAtMost = kStageBytes / kDownKBlockBytes < kProductsAtMost ? kStageBytes / kDownKBlockBytes : kProductsAtMost;
-  static constexpr int kDownPieces = (kHBlocks + kDownKBlocksAtMost - 1) / kDownKBlocksAtMost; // stages per slot
+  static constexpr int kDownPieces1 = down_pieces(kHBlocks, kStageBytes / kDownKBlockBytes, kTileWarps); // with down stages of one stage of the ring
+  static constexpr int kDownPieces2 = down_pieces(kHBlocks, 2 * kStageBytes / kDownKBlockBytes, kTileWarps);
+  static constexpr int kRounds1 = down_rounds(kHBlocks, kDownPieces1, kTileWarps), kRounds2 = down_rounds(kHBlocks, kDownPieces2, kTileWarps);
+  static constexpr int kDownParts = kDownPieces2 < kDownPieces1 && kRounds2 <= kRounds1 ? 2 : 1; // stages of the ring in a down stage (down_ring.cuh)
+  static constexpr int kDownPieces = kDownParts == 2 ? kDownPieces2 : kDownPieces1; // down stages per slot
   static constexpr int kDownKBlocks = (kHBlocks + kDownPieces - 1) / kDownPieces;
   static constexpr bool kEvenPieces = kDownPieces * kDownKBlocks == kHBlocks;
-  static constexpr int kWarpKBlocks = kTileWarps > 1 ? 1 : kDownKBlocks; // of a stage, for each warp
+  static constexpr int kWarpKBlocks = (kDownKBlocks + kTileWarps - 1) / kTileWarps; // of a down stage, for each warp: 1 or 2
   static constexpr int kDownCopyBytes = kDownKBlocks * kDownKBlockBytes;
+  static constexpr int kDownStageBytes = kDownParts * kStageBytes;
   static constexpr int kDownSlots = 1;
 
   // --- h sets. With kOverlay, those of the ranks from kLowRanks on lie where x was (with many ranks, and the partial sums behind it): they are
@@ -107,6 +123,13 @@ struct Layout {
   static constexpr int kHighRoom = (kGroups * kKBlocks + (kOverSums ? kReduceBuffers * 4 : 0)) / (kGroups * kHBlocks);
   static constexpr int kHighRanks = !kOverlay ? 0 : kRanks / 2 < kHighRoom ? kRanks / 2 : kHighRoom;
   static constexpr int kLowRanks = kRanks - kHighRanks;
+
+  // --- Down stages: in the ring, and where x was, behind the h sets there. An even number, of 128 KB at most. ---
+  static constexpr int kHighBytes = kHighRanks * kHBlocks * kGroups * 1024, kXBytes = kGroups * kKBlocks * 1024;
+  static constexpr int kInX = kXBytes > kHighBytes ? (kXBytes - kHighBytes) / kDownStageBytes : 0;
+  static constexpr int kDownPlaces = kRingStages / kDownParts + kInX < 131072 / kDownStageBytes ? kRingStages / kDownParts + kInX : 131072 / kDownStageBytes;
+  static constexpr int kDownRing = kDownPlaces / 2 * 2;
+  static constexpr int kInRing = kRingStages / kDownParts < kDownRing ? kRingStages / kDownParts : kDownRing;
 
   // --- Warps: 0..3 finalise, 4..7 and 8..11 consume, 12 produces, 13..18 load h, 19 schedules ---
   static constexpr int kHLoaders = 6;
@@ -139,7 +162,7 @@ struct Layout {
   // --- Waits, as the watchdog names them: the first eleven as in stream ---
   enum Wait : int {
     kWaitUpStage = 1, kWaitScales, kWaitReduceFree, kWaitDownStage, kWaitH, kWaitReduceFull, kWaitProgress, kWaitHData,
-    kWaitRingFree, kWaitFlight, kWaitTicket, kWaitUnitDone, kWaitXFree, kWaitDownScales,
+    kWaitRingFree, kWaitFlight, kWaitTicket, kWaitUnitDone, kWaitXFree, kWaitDownScales, kWaitDownFree,
   };
 
   // --- Shared memory ---
@@ -150,6 +173,8 @@ struct Layout {
     hw::Mbarrier unit_done[kScaleSlots];       // 8: the consumer warps are through with the turn
     hw::Mbarrier turn[kScaleSlots];            // 1: the scheduler has written the queue's entry
     hw::Mbarrier x_free;                       // 8: the consumer warps are through with x
+    hw::Mbarrier down_full[kDownRing];         // 1 + bytes: the down stage has landed
+    hw::Mbarrier down_empty[kDownRing];        // 4: the warps of its warpgroup have it in registers
     hw::Mbarrier down_scales;                  // kHelperThreads: their cp.async of scale rows of w2 have landed
     hw::Mbarrier full[kRingStages];            // 1 + bytes: the stage has landed
     hw::Mbarrier empty[kRingStages];           // 4: the warps of the stage's warpgroup are done with it
@@ -213,14 +238,16 @@ struct Layout {
   MF_DEVICE static uint8_t *x_atom(Shared &sm, uint32_t block, uint32_t token) { return sm.x[token >> 3][block]; }
   MF_DEVICE static uint32_t x_row(uint32_t token) { return token & 7; }
 
+  static constexpr uint32_t kXOffset = ((sizeof(Scores) > sizeof(RingAndX::ring) ? sizeof(Scores) : sizeof(RingAndX::ring)) + 1023) / 1024 * 1024; // of x, from the ring on
+  static constexpr uint32_t kXPlaces = kXOffset + kHighBytes; // of the first down stage there
+
   // Where an h set's first atom lies, in bytes from the start of shared memory.
   MF_DEVICE static uint32_t h_set(int group, int rank)
   {
-    constexpr uint32_t kRing = sizeof(Scores) > sizeof(RingAndX::ring) ? sizeof(Scores) : sizeof(RingAndX::ring);
-    constexpr uint32_t kX = (kRing + 1023) / 1024 * 1024, kSet = kHBlocks * 1024;
+    constexpr uint32_t kSet = kHBlocks * 1024;
     constexpr uint32_t kH = sizeof(RingAndX) + (kManyRanks ? sizeof(Tiles::reduce) : 0);
     if(kOverlay && rank >= kLowRanks)
-      return kX + (group * kHighRanks + rank - kLowRanks) * kSet;
+      return kXOffset + (group * kHighRanks + rank - kLowRanks) * kSet;
     return kH + (group * kLowRanks + rank) * kSet;
   }
 
@@ -244,11 +271,13 @@ struct Layout {
   static_assert(kTileWarps * kWarpKBlocks >= kDownKBlocks, "down tile: the warps in it have all of a stage's k-blocks between them");
   static_assert(kDownCtas <= kGridCtas && kDownCtas == Schedule::kDownCtas, "down_ctas: the host counts as the kernel does");
   static_assert(kGridCtas <= MF_STREAM_WS_MAX_GRID, "grid_ctas: the workspace holds one launch count per CTA");
-  static_assert(kDownCopyBytes <= kStageBytes, "down tile: a stage holds what is copied to it");
+  static_assert(kDownCopyBytes <= kDownStageBytes, "down tile: a down stage holds what is copied to it");
+  static_assert(kWarpKBlocks >= 1 && kWarpKBlocks <= 2, "down tile: registers for two k-blocks");
+  static_assert(kDownRing >= 2 && kDownRing % 2 == 0 && kInRing >= 1, "down ring: a place for either warpgroup");
   static_assert(kRingStages >= 4 && kRingStages <= 16 && kRingStages % 2 == 0, "ring_stages: even, or a warpgroup misses phases of its stages");
   static_assert(kLookahead >= 1 && kLookahead <= 4, "ticket_lookahead: a register each");
   static_assert(!kOverlay || kHighRanks >= 1, "overlay: h of a rank fits where x was");
-  static_assert(kHighRanks * kHBlocks * kGroups * 1024 <= sizeof(RingAndX::x) + (kOverSums ? sizeof(Tiles::reduce) : 0),
+  static_assert(kHighBytes <= sizeof(RingAndX::x) + (kOverSums ? sizeof(Tiles::reduce) : 0),
                 "overlay: the higher ranks' h fits where x was");
   static_assert(8 * kConsumerRegisters + (kWarps - 8) * kOtherRegisters <= kWarps * kRegisters, "registers: the consumers take what the others give back");
   static_assert(kWarps % 4 == 0 && kConsumerWarp % 4 == 0, "registers: whole warpgroups change their number");

@@ -3,15 +3,16 @@
 // Who runs it   warp kProducerWarp: all lanes list the experts (route.cuh), lane 0 streams.
 // Reads         w13, w2 (global); experts[], active; behind the static rounds queue[] (scheduler.cuh).
 // Writes        the ring, stage_unit[].
-// Waits for     kBarrierRouted; then free stages (empty[], by the stage's warpgroup), landed stages (full[], by its own copies: the cap on
-//               bytes in flight) and the scheduler's turns.
-// Visible by    full[]: bytes of the copies; stage_unit[] by the lane's own arrival.
+// Waits for     kBarrierRouted; then free stages (empty[], down_empty[], by the stage's warpgroup; x_free), landed stages (full[], down_full[], by its own
+//               copies: the cap on bytes in flight) and the scheduler's turns.
+// Visible by    full[], down_full[]: bytes of the copies; stage_unit[] by the lane's own arrival.
 // No deadlock   It waits for a consumer's progress only on stages already handed out, and for a turn that the scheduler gives without
 //               waiting for anything but turns before it. It never waits for h: down weights do not depend on it.
 //
 // Why one lane and nothing else: a stage of 8 KB lasts about 400 cycles at full bandwidth. With tickets, scale rows and divisions in this
 // warp the stream was limited by it.
 #pragma once
+#include "batch/down_ring.cuh"
 #include "batch/route.cuh"
 #include "stream/producer.cuh"
 
@@ -35,6 +36,11 @@ MF_DEVICE void init_barriers(const Context<L> &c)
       hw::mbarrier_init(&b.turn[i], 1);
     }
     hw::mbarrier_init(&b.x_free, 8);
+    MF_UNROLL
+    for(int i = 0; i < L::kDownRing; ++i) {
+      hw::mbarrier_init(&b.down_full[i], 1);
+      hw::mbarrier_init(&b.down_empty[i], 4);
+    }
     hw::mbarrier_init(&b.down_scales, L::kHelperThreads);
     MF_UNROLL
     for(int i = 0; i < L::kRingStages; ++i) {
@@ -132,28 +138,79 @@ MF_DEVICE void copy_up_stage(const Context<L> &c, int stage, const hw::TensorMap
   }
 }
 
-// The CTA's rows of w2 of every active expert. The first stages are held back a little: other CTAs still need up weights. Per stage there is only what must be: with few
-// bytes in each (6 KB, 48 rows) a lane that looked up experts and limits between two copies was what the whole kernel waited for.
+// The end of the up phase, for either warpgroup: the stage that it waits for next holds no unit. Nothing is copied there: the down phase begins with those stages.
+template <class L>
+MF_DEVICE void end_units(const Context<L> &c, RingLane<L> ring)
+{
+  MF_LOOP
+  for(int i = 0; i < 2; ++i) {
+    ring.acquire(L::kRingStages);
+    c.sm.stage_unit[ring.stage] = L::kEndOfUnits;
+    hw::mbarrier_arrive(&c.sm.barrier.full[ring.stage]);
+    ring.advance();
+  }
+}
+
+// The producer's place in the down ring, and the cap on what is in flight.
+template <class L>
+struct DownLane {
+  const Context<L> &c;
+  RingLane<L> &ring;
+  DownRing<L> next, oldest; // to be handed out; in flight
+  int number = 0, in_flight = 0, limit, later_limit;
+
+  // Limits are in the ring's stages. The first 8 of those are held back a little: other CTAs still need up weights.
+  MF_DEVICE DownLane(const Context<L> &context, RingLane<L> &up) : c(context), ring(up), next(up.stage, 0), oldest(up.stage, 0)
+  {
+    limit = larger(c.p.first_down_flight / L::kDownParts, 1);
+    later_limit = c.p.flight < L::kRingStages ? larger(c.p.flight / L::kDownParts, 1) : L::kDownRing; // (the cap was the ring)
+    hw::compute_now(limit), hw::compute_now(later_limit);
+  }
+
+  MF_DEVICE void acquire()
+  {
+    auto &b = c.sm.barrier;
+    if(limit < L::kDownRing) {
+      MF_LOOP
+      for(; in_flight >= limit; --in_flight, oldest.advance(1))
+        hw::mbarrier_wait(&b.down_full[oldest.place], oldest.parity, c.dog, L::kWaitFlight);
+    }
+    if(number < L::kInRing) {
+      MF_UNROLL
+      for(int i = 0; i < L::kDownParts; ++i) {
+        ring.acquire(L::kRingStages);
+        ring.advance();
+      }
+    } else if(number >= L::kDownRing) {
+      hw::mbarrier_wait(&b.down_empty[next.place], next.parity ^ 1, c.dog, L::kWaitDownFree);
+    } else if(number == L::kInRing) {
+      hw::mbarrier_wait(&b.x_free, 0, c.dog, L::kWaitXFree);
+    }
+    ++number;
+    ++in_flight;
+    if(number == 8 / L::kDownParts)
+      limit = later_limit;
+  }
+};
+
+// The CTA's rows of w2 of every active expert. Per stage there is only what must be: with few bytes in each, a lane that looked up experts and limits between two copies was
+// what the whole kernel waited for.
 template <class L>
 MF_DEVICE void stream_down(const Context<L> &c, RingLane<L> &ring, const hw::TensorMap &down_map, int active, uint64_t policy)
 {
-  int flight = c.p.flight, limit = c.p.first_down_flight;
-  hw::compute_now(flight), hw::compute_now(limit);
-  int row = (int)c.sm.experts[0] * L::kHidden + c.cta * L::kDownRows, held_back = 8;
+  DownLane<L> lane(c, ring);
+  int row = (int)c.sm.experts[0] * L::kHidden + c.cta * L::kDownRows;
   MF_LOOP
   for(int slot = 0; slot < active; ++slot) {
     const uint32_t next = c.sm.experts[smaller(slot + 1, active - 1)]; // ahead of its use
     MF_LOOP
     for(int piece = 0; piece < L::kDownPieces; ++piece) {
-      ring.acquire(limit);
-      c.sm.stage_unit[ring.stage] = L::kEndOfUnits;
-      hw::Mbarrier *full = &c.sm.barrier.full[ring.stage];
+      lane.acquire();
+      hw::Mbarrier *full = &c.sm.barrier.down_full[lane.next.place];
       const int first_block = piece * L::kDownKBlocks, blocks = stream::down_blocks<L>(first_block);
       hw::mbarrier_arrive_expect(full, blocks * L::kDownKBlockBytes);
-      stream::copy_down_tile<L>(c.sm.ring[ring.stage], down_map, row, first_block, blocks, full, policy);
-      ring.advance();
-      if(--held_back == 0)
-        limit = flight;
+      stream::copy_down_tile<L>(c.sm.ring[0] + lane.next.offset(), down_map, row, first_block, blocks, full, policy);
+      lane.next.advance(1);
     }
     row = (int)next * L::kHidden + c.cta * L::kDownRows;
   }
@@ -179,16 +236,9 @@ MF_DEVICE void stream_weights(const Context<L> &c, const hw::TensorMap &up_map, 
         k = 0;
     }
   }
-  const int stages = c.cta < L::kDownCtas ? active * L::kDownPieces : 0;
-  if(stages > 0)
+  end_units(c, ring);
+  if(c.cta < L::kDownCtas && active > 0)
     stream_down(c, ring, down_map, active, policy);
-  MF_LOOP
-  for(int i = stages; i < 2; ++i) { // both warpgroups need a stage that ends their up phase
-    ring.acquire(L::kRingStages);
-    c.sm.stage_unit[ring.stage] = L::kEndOfUnits;
-    hw::mbarrier_arrive(&c.sm.barrier.full[ring.stage]);
-    ring.advance();
-  }
 }
 
 } // namespace batch
