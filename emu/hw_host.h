@@ -387,8 +387,8 @@ MF_UNSEEN void widen(WideRows &wide, const Rows &rows)
     wide.value[i >> 7][i & 127] = wide_table.value[((const uint8_t *)rows.piece)[i]];
 }
 
-// Sums of 16 products at a time, those of every other chunk apart.
-MF_UNSEEN void multiply_lane(float *d, const WideRows &rows, const Columns &columns, int lane)
+// Sums of 16 products at a time; with two sums, those of every other chunk apart.
+MF_UNSEEN void multiply_lane(float *d, const WideRows &rows, const Columns &columns, int lane, int sums)
 {
   for(int c = 0; c < 2; ++c) {
     const int row = 2 * (lane & 3) + c;
@@ -402,8 +402,8 @@ MF_UNSEEN void multiply_lane(float *d, const WideRows &rows, const Columns &colu
         part[0] += rows.value[0][16 * s + k] * b;
         part[1] += rows.value[1][16 * s + k] * b;
       }
-      sum[s & 1][0] += part[0];
-      sum[s & 1][1] += part[1];
+      sum[s % sums][0] += part[0];
+      sum[s % sums][1] += part[1];
     }
     for(int i = 0; i < 32; ++i)
       taint = (columns.word[c][i] & EMU_TAINT_MASK) == EMU_TAINT ? columns.word[c][i] : taint;
@@ -414,7 +414,13 @@ MF_UNSEEN void multiply_lane(float *d, const WideRows &rows, const Columns &colu
 MF_DEVICE void multiply(float (&d)[4], const WideRows &rows, const Columns &columns)
 {
   emu_ballot(1);
-  multiply_lane(d, rows, columns, lane_index());
+  multiply_lane(d, rows, columns, lane_index(), 2);
+}
+MF_DEVICE void multiply_two(float (&d)[2][4], const WideRows (&rows)[2], const Columns (&columns)[2])
+{
+  emu_ballot(1);
+  for(int j = 0; j < 2; ++j)
+    multiply_lane(d[j], rows[j], columns[j], lane_index(), 1);
 }
 
 // ---- how the emulator calls a kernel ----

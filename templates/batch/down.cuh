@@ -23,47 +23,68 @@
 
 namespace batch {
 
-// A warp's 16 rows of a k-block, in registers, with what belongs to it.
-template <class L>
-struct DownRows {
-  hw::WideRows wide;
-  float low, high; // scales of either half of the rows
-  int block;       // of the slot
+// The scale blocks of either half of a warp's 16 rows.
+struct RowBlocks {
+  int low, high;
+};
 
-  // Adds the products with the h sets of a group's passes to its sums.
-  MF_DEVICE void multiply(const Context<L> &c, const hw::ColumnsBase &h_base, int slot, int group, uint32_t left, float (&sum)[4]) const
-  {
-    auto &sm = c.sm;
-    const int column = 2 * (c.lane & 3), item = slot * L::kGroups + group;
+// Multiplies a warp's rows, in kBlocks k-blocks of the slot from `first` on (kTileWarps apart), with the h sets of all its passes, and adds that to the sums of the columns that are the slot's.
+template <class L, int kBlocks>
+MF_DEVICE void multiply_blocks(const Context<L> &c, const hw::Rows *rows, const hw::ColumnsBase &h_base, int slot, int first, const RowBlocks &scales, const Passes<L> &passes,
+                               float (&sum)[L::kGroups][4])
+{
+  auto &sm = c.sm;
+  const int column = 2 * (c.lane & 3);
+  hw::WideRows wide[kBlocks];
+  float low[kBlocks], high[kBlocks];
+  MF_UNROLL
+  for(int j = 0; j < kBlocks; ++j) {
+    low[j] = sm.down_scale[slot][scales.low][first + j * L::kTileWarps];
+    high[j] = L::kDownRowBlocks == 2 ? sm.down_scale[slot][scales.high][first + j * L::kTileWarps] : low[j];
+    hw::widen(wide[j], rows[j]);
+  }
+  MF_UNROLL
+  for(int g = 0; g < L::kGroups; ++g) {
+    uint32_t left = passes.of(g);
     MF_LOOP
     while(left != 0) {
-      const int rank = hw::lowest_bit(left);
+      const int rank = hw::lowest_bit(left), item = slot * L::kGroups + g;
       const int half = L::kOverlay && rank >= L::kLowRanks;
       left &= left - 1;
-      const uint32_t slots = *(const typename L::TwoSlots *)&sm.slot_by_rank[rank][8 * group + column];
+      const uint32_t slots = *(const typename L::TwoSlots *)&sm.slot_by_rank[rank][8 * g + column];
       hw::wait_shared_at_least(&sm.h_loaded[half][item % L::kHLoaders], item / L::kHLoaders + 1, c.dog, L::kWaitH);
-      hw::Columns h;
-      hw::load_columns(h, hw::columns_at(h_base, L::h_set(group, rank) + block * 1024), 0);
-      const hw::F32x2 sh = hw::load_shared_unordered((const hw::F32x2 *)&sm.h_scale[group * L::kRanks + rank][block][column]);
-      float d[4];
-      hw::multiply(d, wide, h);
-      if((slots & L::kNoSlot) == (uint32_t)slot) {
-        sum[0] = hw::fma_rn(d[0], low * sh.x, sum[0]);
-        sum[2] = hw::fma_rn(d[2], high * sh.x, sum[2]);
+      hw::Columns h[kBlocks];
+      hw::F32x2 sh[kBlocks];
+      float d[kBlocks][4];
+      MF_UNROLL
+      for(int j = 0; j < kBlocks; ++j) {
+        const int block = first + j * L::kTileWarps;
+        hw::load_columns(h[j], hw::columns_at(h_base, L::h_set(g, rank) + block * 1024), 0);
+        sh[j] = hw::load_shared_unordered((const hw::F32x2 *)&sm.h_scale[g * L::kRanks + rank][block][column]);
       }
-      if(slots >> L::kSlotBits == (uint32_t)slot) {
-        sum[1] = hw::fma_rn(d[1], low * sh.y, sum[1]);
-        sum[3] = hw::fma_rn(d[3], high * sh.y, sum[3]);
+      if constexpr(kBlocks == 2)
+        hw::multiply_two(d, wide, h);
+      else
+        hw::multiply(d[0], wide[0], h[0]);
+      MF_UNROLL
+      for(int j = 0; j < kBlocks; ++j) {
+        if((slots & L::kNoSlot) == (uint32_t)slot) {
+          sum[g][0] = hw::fma_rn(d[j][0], low[j] * sh[j].x, sum[g][0]);
+          sum[g][2] = hw::fma_rn(d[j][2], high[j] * sh[j].x, sum[g][2]);
+        }
+        if(slots >> L::kSlotBits == (uint32_t)slot) {
+          sum[g][1] = hw::fma_rn(d[j][1], low[j] * sh[j].y, sum[g][1]);
+          sum[g][3] = hw::fma_rn(d[j][3], high[j] * sh[j].y, sum[g][3]);
+        }
       }
     }
   }
-};
+}
 
 // Accumulates the CTA's rows over all active experts. `next_stage`: of the ring, behind the last up stage of either warpgroup.
 template <class L>
 MF_DEVICE void down_rows(const Context<L> &c, int consumer, int next_stage, float (&sum)[L::kGroups][4])
 {
-  constexpr int kCount = L::kWarpKBlocks;
   auto &sm = c.sm;
   const int w4 = consumer & 3;
   const int stages = (int)sm.active * L::kDownPieces;
@@ -76,45 +97,36 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, int next_stage, floa
   const hw::RowsAt rows_at = hw::rows_at(low_atom, low_atom + (first_row + 8 < L::kDownRows ? 1024 : 0));
   const hw::ColumnsBase h_base = hw::columns_base((const uint8_t *)&sm);
 
-  // The scale block of either half of the rows.
-  int low_block = 0, high_block = 0;
+  RowBlocks scales{0, 0};
   if constexpr(L::kDownRowBlocks == 2) {
     const int cta_row = c.cta * L::kDownRows, first = cta_row / 128;
-    low_block = smaller((cta_row + first_row) / 128 - first, 1);
-    high_block = smaller((cta_row + first_row + 8) / 128 - first, 1);
+    scales.low = smaller((cta_row + first_row) / 128 - first, 1);
+    scales.high = smaller((cta_row + first_row + 8) / 128 - first, 1);
   }
 
   hw::mbarrier_wait(&sm.barrier.down_scales, 0, c.dog, L::kWaitDownScales);
   MF_LOOP
   for(int i = consumer >> 2; i < stages; i += 2) {
     const int slot = i / L::kDownPieces, piece = i - slot * L::kDownPieces;
+    const int first = piece * L::kDownKBlocks + block0; // the warp's first k-block
+    const bool two = L::kWarpKBlocks == 2 && exists && block0 + L::kTileWarps < L::kDownKBlocks && (L::kEvenPieces || first + L::kTileWarps < L::kHBlocks);
+    const bool one = exists && (L::kEvenPieces || first < L::kHBlocks);
     const Passes<L> passes(c, slot);
     const uint32_t at = ring.offset();
-    hw::Rows rows[kCount];
+    hw::Rows rows[2];
     hw::mbarrier_wait(&sm.barrier.down_full[ring.place], ring.parity, c.dog, L::kWaitDownStage);
-    MF_UNROLL
-    for(int j = 0; j < kCount; ++j) {
-      if(exists && (L::kDownKBlocks % L::kTileWarps == 0 || block0 + j * L::kTileWarps < L::kDownKBlocks))
-        hw::load_rows(rows[j], rows_at, at + j * (L::kTileWarps * L::kDownKBlockBytes));
-    }
+    if(one)
+      hw::load_rows(rows[0], rows_at, at);
+    if(two)
+      hw::load_rows(rows[1], rows_at, at + L::kTileWarps * L::kDownKBlockBytes);
     hw::sync_warp(); // all lanes have read it
     if(c.lane == 0)
       hw::mbarrier_arrive(&sm.barrier.down_empty[ring.place]);
     ring.advance(2);
-    MF_UNROLL
-    for(int j = 0; j < kCount; ++j) { // one after the other: registers for one widened k-block
-      const int ahead = block0 + j * L::kTileWarps; // in the stage
-      DownRows<L> k_block;
-      k_block.block = piece * L::kDownKBlocks + ahead;
-      if(!exists || ahead >= L::kDownKBlocks || (!L::kEvenPieces && k_block.block >= L::kHBlocks))
-        break;
-      k_block.low = sm.down_scale[slot][low_block][k_block.block];
-      k_block.high = L::kDownRowBlocks == 2 ? sm.down_scale[slot][high_block][k_block.block] : k_block.low;
-      hw::widen(k_block.wide, rows[j]);
-      MF_UNROLL
-      for(int g = 0; g < L::kGroups; ++g)
-        k_block.multiply(c, h_base, slot, g, passes.of(g), sum[g]);
-    }
+    if(two)
+      multiply_blocks<L, 2>(c, rows, h_base, slot, first, scales, passes, sum);
+    else if(one)
+      multiply_blocks<L, 1>(c, rows, h_base, slot, first, scales, passes, sum);
   }
 }
 

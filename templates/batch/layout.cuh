@@ -143,7 +143,8 @@ struct Layout {
   static constexpr int kWarps = 20;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRegisters = 65536 / kThreads / 8 * 8;          // of a thread at launch: what there is
-  static constexpr int kConsumerRegisters = 128, kOtherRegisters = 72; // behind the front
+  static constexpr int kConsumerRegisters = kGroups == 2 ? 144 : 128; // behind the front. (Of more groups the others' code does not fit into 64.)
+  static constexpr int kOtherRegisters = kGroups == 2 ? 64 : 72;
   static constexpr int kFrontWarps = kHelpers + 8; // all but producer and scheduler: they quantise x
   static constexpr int kRouters = 16; // consumers, loaders and two finalisers: each routes one or two tokens
   static constexpr int kRouteRounds = (kMaxTokens + kRouters - 1) / kRouters;

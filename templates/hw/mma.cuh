@@ -117,4 +117,21 @@ MF_DEVICE void multiply(float (&d)[4], const WideRows &rows, const Columns &colu
     d[i] += odd[i];
 }
 
+// Likewise of the same 16 rows in two k-blocks, each with its own columns. A sum for each: there are no registers for two.
+MF_DEVICE void multiply_two(float (&d)[2][4], const WideRows (&rows)[2], const Columns (&columns)[2])
+{
+  MF_UNROLL
+  for(int j = 0; j < 2; ++j)
+    d[j][0] = d[j][1] = d[j][2] = d[j][3] = 0.0f;
+  MF_UNROLL
+  for(int s = 0; s < 8; ++s) {
+    MF_UNROLL
+    for(int j = 0; j < 2; ++j) {
+      uint32_t b[2];
+      widen(columns[j].word[s], b[0], b[1]);
+      mma_k16(d[j], rows[j].pair + 4 * s, b[0], b[1]);
+    }
+  }
+}
+
 } // namespace hw
