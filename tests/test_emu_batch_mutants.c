@@ -26,13 +26,13 @@ static const struct mutant {
     {"the_wrong_group_s_h", "batch/down.cuh", "L::h_set(g, rank)", "L::h_set(g ^ 1, rank)",
      {GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE), EMU_RACE}, 2},
     {"up_stage_freed_before_all_lanes_have_read", "batch/up.cuh", "    hw::sync_warp(); // all lanes have read it\n", "", {EMU_EARLY_OVERWRITE, EMU_RACE}, 4},
-    {"down_stage_freed_before_all_lanes_have_read", "batch/down.cuh", "      hw::sync_warp(); // all lanes have read it\n", "", {EMU_EARLY_OVERWRITE, EMU_RACE}, 4},
+    {"down_stage_freed_before_all_lanes_have_read", "batch/down.cuh", "    hw::sync_warp(); // all lanes have read it\n", "", {EMU_EARLY_OVERWRITE, EMU_RACE}, 4},
     {"high_ranks_over_live_x", "batch/handoff.cuh", "    if(half == 1)\n", "    if(half == 2)\n", {EMU_EARLY_OVERWRITE, EMU_RACE, GATE(GATE_H)}, 4},
     {"high_ranks_not_waited_for", "batch/down.cuh", "&sm.h_loaded[half][", "&sm.h_loaded[0][", {EMU_DEADLOCK, EMU_RACE, EMU_EARLY_OVERWRITE}, 2},
     {"scale_rows_overwritten_too_soon", "batch/scheduler.cuh", "turn >= L::kScaleSlots && ", "turn > L::kScaleSlots && ", {EMU_RACE, EMU_BARRIER, EMU_DEADLOCK}, 4},
     {"a_turn_that_is_not_waited_for", "batch/producer.cuh", "if(!hw::mbarrier_wait(&c.sm.barrier.turn[entry], parity, c.dog, L::kWaitTicket))", "if(parity > 1)",
      {EMU_RACE, EMU_UNINITIALISED}, 2},
-    {"one_end_mark_for_two_warpgroups", "batch/producer.cuh", "for(int i = stages; i < 2; ++i)", "for(int i = stages; i < 1; ++i)", {EMU_DEADLOCK}, 1},
+    {"one_end_mark_for_two_warpgroups", "batch/producer.cuh", "i < 2; ++i) {\n    ring.acquire", "i < 1; ++i) {\n    ring.acquire", {EMU_DEADLOCK}, 1},
     {"rank_of_another_token", "batch/layout.cuh", "c.sm.slot_at[token];", "c.sm.slot_at[token ^ 1];",
      {EMU_RACE, GATE(GATE_H), EMU_DEADLOCK, GATE(GATE_FINITE)}, 2},
 };
@@ -65,15 +65,29 @@ static const struct mutant many_mutants[] = {
     {"y_s_sums_over_h_in_use", "batch/down.cuh", "    hw::barrier_sync(L::kBarrierOutput, L::kConsumerThreads); // h sets lie there: all consumers are through with them\n", "    hw::sync_warp();\n",
      {EMU_RACE, EMU_EARLY_OVERWRITE, GATE(GATE_Y_GIVEN_H)}, 2},
 };
-/* 24 rows of w2 per CTA, fewer in the last: two warps of a warpgroup share the k-blocks of a stage, of which every other one has only one. */
+/* 24 rows of w2 per CTA, fewer in the last: two warps of a warpgroup share the three k-blocks of a down stage. */
 static const struct batch_row split = {
     .name = "split", .sms = 43, .hidden = 1024, .intermediate = 272, .offset = 96, .experts = 16, .top_k = 1, .token_groups = 2, .cases = {{13, ZIPF, 1}}};
 static const struct mutant split_mutants[] = {
     {"sums_of_the_second_pair_are_forgotten", "batch/down.cuh", "for(int w = 0; w < 8; w += L::kRowTiles)", "for(int w = 0; w < 8; w += 4)", {GATE(GATE_Y_GIVEN_H)}, 1},
     {"both_pairs_have_the_first_k_block", "batch/down.cuh", "block0 = w4 / L::kRowTiles;", "block0 = 0;", {GATE(GATE_Y_GIVEN_H)}, 1},
     {"both_pairs_have_a_tile_each", "batch/down.cuh", "16 * (w4 % L::kRowTiles)", "16 * (w4 / L::kRowTiles)", {GATE(GATE_Y_GIVEN_H)}, 1},
-    {"a_k_block_behind_the_last_is_multiplied", "batch/down.cuh", "exists && (L::kEvenPieces || block < L::kHBlocks)", "exists", {GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE), EMU_RACE, EMU_UNINITIALISED}, 2},
+    {"a_k_block_behind_the_last_is_multiplied", "batch/down.cuh", "block0 + L::kTileWarps < L::kDownKBlocks && ", "", {GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE), EMU_RACE, EMU_UNINITIALISED}, 2},
 };
+/* 48 rows of w2 per CTA: two k-blocks, and two stages of the ring, in a down stage, four of which there are; the fourth lies where x was, behind h of the higher rank. */
+static const struct batch_row places = {
+    .name = "places", .sms = 22, .hidden = 1024, .intermediate = 256, .experts = 32, .top_k = 2, .token_groups = 3, .ring = 6, .overlay = 1, .cases = {{20, UNIFORM, 1}}};
+static const struct mutant places_mutants[] = {
+    {"a_down_stage_over_live_x", "batch/producer.cuh", "} else if(number == L::kInRing) {", "} else if(number == L::kDownRing) {", {EMU_EARLY_OVERWRITE, EMU_RACE, GATE(GATE_H)}, 2},
+    {"a_down_place_is_used_again_too_soon", "batch/producer.cuh", "} else if(number >= L::kDownRing) {", "} else if(number > L::kDownRing) {", {EMU_EARLY_OVERWRITE, EMU_RACE}, 2},
+    {"the_down_phase_begins_at_the_ring_s_first_stage", "batch/down_ring.cuh", "begin(next_stage / L::kDownParts)", "begin(next_stage * 0)", {EMU_EARLY_OVERWRITE, EMU_RACE, GATE(GATE_H)}, 2},
+    {"half_of_a_down_stage_is_not_waited_for", "batch/producer.cuh", "        ring.acquire(L::kRingStages);\n        ring.advance();", "        if(i == 0)\n          ring.acquire(L::kRingStages);\n        ring.advance();",
+     {EMU_EARLY_OVERWRITE, EMU_RACE}, 4},
+    {"a_down_stage_over_the_higher_ranks_h", "batch/layout.cuh", "kXPlaces = kXOffset + kHighBytes;", "kXPlaces = kXOffset;", {EMU_EARLY_OVERWRITE, EMU_RACE, GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE)}, 2},
+    {"the_second_k_block_has_the_first_one_s_scale", "batch/down.cuh", "[scales.low][first + j * L::kTileWarps]", "[scales.low][first]", {GATE(GATE_Y_GIVEN_H)}, 1},
+    {"the_second_k_block_has_the_first_one_s_h", "batch/down.cuh", "const int block = first + j * L::kTileWarps;", "const int block = first;", {GATE(GATE_Y_GIVEN_H)}, 1},
+};
+#define PLACES_MUTANTS ((int)(sizeof(places_mutants) / sizeof(places_mutants[0])))
 #define SPLIT_MUTANTS ((int)(sizeof(split_mutants) / sizeof(split_mutants[0])))
 #define MANY_MUTANTS ((int)(sizeof(many_mutants) / sizeof(many_mutants[0])))
 #define VARIANT_MUTANTS ((int)(sizeof(variant_mutants) / sizeof(variant_mutants[0])))
@@ -131,8 +145,13 @@ static const struct batch_row *mutant_of(int i, const struct mutant **mutant)
     return &variant;
   }
   i -= VARIANT_MUTANTS;
-  *mutant = i < MANY_MUTANTS ? &many_mutants[i] : &split_mutants[i - MANY_MUTANTS];
-  return i < MANY_MUTANTS ? &many : &split;
+  if(i < MANY_MUTANTS) {
+    *mutant = &many_mutants[i];
+    return &many;
+  }
+  i -= MANY_MUTANTS;
+  *mutant = i < SPLIT_MUTANTS ? &split_mutants[i] : &places_mutants[i - SPLIT_MUTANTS];
+  return i < SPLIT_MUTANTS ? &split : &places;
 }
 
 START_TEST(a_mutant_is_found)
@@ -164,7 +183,7 @@ END_TEST
 
 START_TEST(the_kernel_is_clean)
 {
-  static const struct batch_row *const clean[] = {&subject, &variant, &many, &split};
+  static const struct batch_row *const clean[] = {&subject, &variant, &many, &split, &places};
   const struct batch_row *row = clean[_i];
   struct emu_subject s;
   emu_compile_fast();
@@ -186,8 +205,8 @@ int main(void)
   int failed;
   if(!emu_folder_make())
     return EXIT_FAILURE;
-  tcase_add_loop_test(found, a_mutant_is_found, 0, MUTANTS + VARIANT_MUTANTS + MANY_MUTANTS + SPLIT_MUTANTS);
-  tcase_add_loop_test(passes, the_kernel_is_clean, 0, 4);
+  tcase_add_loop_test(found, a_mutant_is_found, 0, MUTANTS + VARIANT_MUTANTS + MANY_MUTANTS + SPLIT_MUTANTS + PLACES_MUTANTS);
+  tcase_add_loop_test(passes, the_kernel_is_clean, 0, 5);
   tcase_set_timeout(found, 240);
   tcase_set_timeout(passes, 240);
   suite_add_tcase(suite, found);

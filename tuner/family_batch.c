@@ -100,18 +100,18 @@ static int tile_warps_of(int down_rows)
   return down_rows <= 16 ? 4 : down_rows <= 32 ? 2 : 1;
 }
 
-/* k-blocks of w2 that a down stage of 'parts' stages of the ring may have: what fits, and two for each warp that shares a tile of 16 rows. */
-static int most_down_kblocks(int down_rows, int parts)
+/* k-blocks of w2 that a down stage of 'parts' stages of the ring may have: what fits, and two for each warp that shares a tile of 16 rows, of four groups one. */
+static int most_down_kblocks(const struct layout *l, int parts)
 {
-  const int tile_warps = tile_warps_of(down_rows), fit = parts * STAGE_BYTES / (128 * down_rows);
-  return fit < 2 * tile_warps ? fit : 2 * tile_warps;
+  const int most = tile_warps_of(l->down_rows) * (l->groups < 4 ? 2 : 1), fit = parts * STAGE_BYTES / (128 * l->down_rows);
+  return fit < most ? fit : most;
 }
 
 /* The down stages: parts of each, k-blocks, how many there are, in the ring and where x was. */
 static void size_down_stages(struct layout *l, int ring, int high_ranks)
 {
   const int tile_warps = tile_warps_of(l->down_rows);
-  const int one = ceil_div(l->hblocks, most_down_kblocks(l->down_rows, 1)), two = ceil_div(l->hblocks, most_down_kblocks(l->down_rows, 2));
+  const int one = ceil_div(l->hblocks, most_down_kblocks(l, 1)), two = ceil_div(l->hblocks, most_down_kblocks(l, 2));
   const int rounds_one = one * ceil_div(ceil_div(l->hblocks, one), tile_warps), rounds_two = two * ceil_div(ceil_div(l->hblocks, two), tile_warps);
   const int parts = two < one && rounds_two <= rounds_one ? 2 : 1, bytes = parts * STAGE_BYTES;
   const int in_x = (l->kblocks - high_ranks * l->hblocks) * l->groups * 1024 / bytes;

@@ -30,10 +30,10 @@ struct Choice<false, First, Second> {
   using Type = Second;
 };
 
-// Down stages of a slot's k-blocks where `fit` are as many as fit into one: a warp takes two at most (registers).
-MF_ANYWHERE constexpr int down_pieces(int k_blocks, int fit, int tile_warps)
+// Down stages of a slot's k-blocks where `fit` are as many as fit into one, and the warps in a tile can multiply `most`.
+MF_ANYWHERE constexpr int down_pieces(int k_blocks, int fit, int most)
 {
-  const int at_most = fit < 2 * tile_warps ? fit : 2 * tile_warps;
+  const int at_most = fit < most ? fit : most;
   return (k_blocks + at_most - 1) / at_most;
 }
 
@@ -103,8 +103,9 @@ struct Layout {
   static constexpr int kDownKBlockBytes = kDownRows * 128;
   static constexpr int kRowTiles = kDownRows <= 16 ? 1 : kDownRows <= 32 ? 2 : 4; // of 16 rows; with 40 or 48 rows the fourth holds none
   static constexpr int kTileWarps = 4 / kRowTiles;      // of a warpgroup, in each tile: they share the stage's k-blocks
-  static constexpr int kDownPieces1 = down_pieces(kHBlocks, kStageBytes / kDownKBlockBytes, kTileWarps); // with down stages of one stage of the ring
-  static constexpr int kDownPieces2 = down_pieces(kHBlocks, 2 * kStageBytes / kDownKBlockBytes, kTileWarps);
+  static constexpr int kTileKBlocks = (kGroups < 4 ? 2 : 1) * kTileWarps; // of a down stage, at most: a warp has registers for two (with four groups for one)
+  static constexpr int kDownPieces1 = down_pieces(kHBlocks, kStageBytes / kDownKBlockBytes, kTileKBlocks); // with down stages of one stage of the ring
+  static constexpr int kDownPieces2 = down_pieces(kHBlocks, 2 * kStageBytes / kDownKBlockBytes, kTileKBlocks);
   static constexpr int kRounds1 = down_rounds(kHBlocks, kDownPieces1, kTileWarps), kRounds2 = down_rounds(kHBlocks, kDownPieces2, kTileWarps);
   static constexpr int kDownParts = kDownPieces2 < kDownPieces1 && kRounds2 <= kRounds1 ? 2 : 1; // stages of the ring in a down stage (down_ring.cuh)
   static constexpr int kDownPieces = kDownParts == 2 ? kDownPieces2 : kDownPieces1; // down stages per slot
