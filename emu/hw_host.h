@@ -229,6 +229,7 @@ MF_DEVICE uint64_t advance_descriptor(uint64_t descriptor, uint32_t bytes) { ret
 MF_DEVICE void wgmma_fence() { emu_wgmma_fence(); }
 MF_DEVICE void wgmma_commit() { emu_wgmma_commit(); }
 MF_DEVICE void wgmma_wait() { emu_wgmma_wait(); }
+MF_DEVICE void wgmma_n64(float (&d)[32], uint64_t a, uint64_t b, int accumulate) { emu_wgmma(d, 64, a, b, accumulate); }
 MF_DEVICE void wgmma_n32(float (&d)[16], uint64_t a, uint64_t b, int accumulate) { emu_wgmma(d, 32, a, b, accumulate); }
 MF_DEVICE void wgmma_n24(float (&d)[12], uint64_t a, uint64_t b, int accumulate) { emu_wgmma(d, 24, a, b, accumulate); }
 MF_DEVICE void wgmma_n16(float (&d)[8], uint64_t a, uint64_t b, int accumulate) { emu_wgmma(d, 16, a, b, accumulate); }

@@ -36,7 +36,7 @@ static const struct test_case cases[] = {
 };
 #define CASES ((int)(sizeof(cases) / sizeof(cases[0])))
 
-static void open_row(struct emu_subject *s, const struct row *row, const char *templates)
+static void open_row(struct emu_subject *s, const struct row *row, int unit_features, const char *templates)
 {
   struct mf_problem *p = &s->problem;
   memset(s, 0, sizeof(*s));
@@ -45,16 +45,20 @@ static void open_row(struct emu_subject *s, const struct row *row, const char *t
   s->emulation.info = emu_device_of(18);
   s->sched.family = &family_stream;
   family_stream.default_schedule(p, 3, &s->emulation.info, &s->sched);
+  emu_set_knob(&s->sched, "unit_features", unit_features);
   emu_open(s, templates, TOKENS_MAX, SCALING);
 }
 
+/* With whole units, then with half ones. */
 START_TEST(the_whole_operator)
 {
+  const struct row *row = &rows[_i % ROWS];
+  const int unit_features = _i < ROWS ? 8 : 4;
   struct emu_subject s;
   struct emu_outcome outcome;
-  open_row(&s, &rows[_i], "templates");
+  open_row(&s, row, unit_features, "templates");
   emu_run(&s, SCALING, cases, CASES, 2, (uint64_t)_i + 1, &outcome);
-  ck_assert_msg(outcome.passed, "%s: %s", rows[_i].name, outcome.text);
+  ck_assert_msg(outcome.passed, "%s, units of %d: %s", row->name, unit_features, outcome.text);
   emu_close(&s);
 }
 END_TEST
@@ -107,7 +111,7 @@ START_TEST(mutants_are_found)
   snprintf(folder, sizeof(folder), "%s/mutant-%d", emu_folder, _i);
   emu_compile_fast();
   make_mutant(m, folder);
-  open_row(&s, &rows[m->row], folder);
+  open_row(&s, &rows[m->row], 8, folder);
   emu_run(&s, SCALING, cases, CASES, 2, 1, &outcome);
   ck_assert_msg(!outcome.passed && (outcome.finding != EMU_NONE || outcome.gate == m->gate), "%s: expected gate %s, got %s", m->name, gate_name(m->gate),
                 outcome.passed ? "no finding" : outcome.text);
@@ -118,7 +122,7 @@ int main(void)
 {
   Suite *suite = suite_create("emu_given");
   TCase *tc = tcase_create("operator"), *wrong = tcase_create("mutants");
-  tcase_add_loop_test(tc, the_whole_operator, 0, ROWS);
+  tcase_add_loop_test(tc, the_whole_operator, 0, 2 * ROWS);
   tcase_set_timeout(tc, 600);
   tcase_add_loop_test(wrong, mutants_are_found, 0, MUTANTS);
   tcase_set_timeout(wrong, 600);

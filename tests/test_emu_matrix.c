@@ -25,7 +25,7 @@
 #define RING 99            /* of flight: as many stages as the ring has */
 
 enum {
-  ROWS, FEATURES, HIDDEN, SPARE, RING_STAGES, LOADERS, LOOKAHEAD, FLIGHT, FIRST_DOWN, STATIC, ROTATE, HAND_OFF, PDL, POLICY, EXPERTS, TOP_K, LOGITS, ACT_SCALE, RANK,
+  ROWS, FEATURES, HIDDEN, SPARE, RING_STAGES, LOADERS, LOOKAHEAD, FLIGHT, FIRST_DOWN, STATIC, ROTATE, HAND_OFF, PDL, UNIT, POLICY, EXPERTS, TOP_K, LOGITS, ACT_SCALE, RANK,
   TOKENS, ROUTING, DATA, /* of a case */
   FACTORS
 };
@@ -37,7 +37,7 @@ static const struct {
 } factors[FACTORS] = {
     [ROWS] = {"rows", 7, {64, 56, 48, 40, 32, 24, 16}},   /* of w2 per CTA: 16 are slabs, 24 to 40 mostly dense tiles; 24, 40, 48, 56 straddle scale blocks */
     [FEATURES] = {"features", 7, {256, 512, 768, 1024, 192, 320 | 64 << 16, 832 | 64 << 16}}, /* of one expert | its offset in the first scale block */
-    [HIDDEN] = {"hidden", 4, {1024, 1152, 2048, 3072}},   /* one, two (the second of one k-block), two, three stages per unit */
+    [HIDDEN] = {"hidden", 4, {1024, 1152, 2048, 3072}},   /* one, two (the second of one k-block), two, three stages per unit; of half units half of one, one, one, two */
     [SPARE] = {"spare", 2, {0, 2}},                       /* CTAs without rows */
     [RING_STAGES] = {"ring_stages", 4, {4, 6, 8, 10}},
     [LOADERS] = {"h_loaders", 2, {2, 4}},
@@ -48,6 +48,7 @@ static const struct {
     [ROTATE] = {"rotate_k", 2, {0, 1}},
     [HAND_OFF] = {"hand_off", 2, {0, 1}},
     [PDL] = {"pdl", 2, {0, 1}},
+    [UNIT] = {"unit_features", 2, {8, 4}},
     [POLICY] = {"policy", 11, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
     [EXPERTS] = {"experts", 4, {64, 96, 128, 256}},
     [TOP_K] = {"top_k", 5, {1, 2, 3, 8, 10}},
@@ -83,10 +84,11 @@ static const unsigned char wanted[][2] = {
     {ROWS, FEATURES}, {ROWS, HIDDEN}, {ROWS, SPARE}, {ROWS, RING_STAGES}, {FEATURES, HIDDEN}, {FEATURES, RING_STAGES}, {FEATURES, LOADERS},
     {FEATURES, TOP_K}, {FEATURES, ACT_SCALE}, {HIDDEN, RING_STAGES}, {HIDDEN, ROTATE}, {HIDDEN, FLIGHT}, {RING_STAGES, LOADERS},
     {RING_STAGES, LOOKAHEAD}, {RING_STAGES, FLIGHT}, {RING_STAGES, FIRST_DOWN}, {RING_STAGES, STATIC}, {LOOKAHEAD, STATIC}, {LOADERS, TOP_K},
-    {FLIGHT, FIRST_DOWN}, {STATIC, ROTATE}, {STATIC, SPARE}, {HAND_OFF, ROWS}, {HAND_OFF, FEATURES}, {HAND_OFF, LOADERS}, {HAND_OFF, TOP_K}, {POLICY, EXPERTS}, {POLICY, LOGITS}, {EXPERTS, LOGITS}, {EXPERTS, TOP_K},
+    {FLIGHT, FIRST_DOWN}, {STATIC, ROTATE}, {STATIC, SPARE}, {HAND_OFF, ROWS}, {HAND_OFF, FEATURES}, {HAND_OFF, LOADERS}, {HAND_OFF, TOP_K}, {UNIT, ROWS}, {UNIT, FEATURES}, {UNIT, HIDDEN}, {UNIT, RING_STAGES}, {UNIT, STATIC},
+    {UNIT, HAND_OFF}, {POLICY, EXPERTS}, {POLICY, LOGITS}, {EXPERTS, LOGITS}, {EXPERTS, TOP_K},
     {LOGITS, TOP_K}, {RANK, EXPERTS}, {RANK, TOP_K},
     {TOKENS, ROWS}, {TOKENS, FEATURES}, {TOKENS, HIDDEN}, {TOKENS, RING_STAGES}, {TOKENS, LOADERS}, {TOKENS, STATIC}, {TOKENS, POLICY},
-    {TOKENS, TOP_K}, {TOKENS, LOGITS}, {TOKENS, RANK}, {TOKENS, HAND_OFF}, {TOKENS, PDL}, {ROUTING, HAND_OFF}, {ROUTING, POLICY}, {ROUTING, TOP_K}, {ROUTING, ROWS}, {ROUTING, STATIC}, {ROUTING, RANK},
+    {TOKENS, TOP_K}, {TOKENS, LOGITS}, {TOKENS, RANK}, {TOKENS, HAND_OFF}, {TOKENS, PDL}, {TOKENS, UNIT}, {ROUTING, HAND_OFF}, {ROUTING, POLICY}, {ROUTING, TOP_K}, {ROUTING, ROWS}, {ROUTING, STATIC}, {ROUTING, RANK},
     {DATA, POLICY}, {DATA, ACT_SCALE}, {DATA, LOGITS}, {TOKENS, ROUTING}, {TOKENS, DATA}, {ROUTING, DATA},
 };
 #define WANTED ((int)(sizeof(wanted) / sizeof(wanted[0])))
@@ -168,7 +170,7 @@ static void set_knob(struct schedule *sched, int factor, int value)
 static void set_knobs(const struct choice *c, struct schedule *sched)
 {
   const int ring = value_of(c, RING_STAGES), flight = value_of(c, FLIGHT);
-  const int knobs[] = {RING_STAGES, LOADERS, LOOKAHEAD, FIRST_DOWN, STATIC, ROTATE, HAND_OFF, PDL};
+  const int knobs[] = {RING_STAGES, LOADERS, LOOKAHEAD, FIRST_DOWN, STATIC, ROTATE, HAND_OFF, PDL, UNIT};
   sched->family = &family_stream;
   for(size_t i = 0; i < sizeof(knobs) / sizeof(knobs[0]); i++)
     set_knob(sched, knobs[i], value_of(c, knobs[i]));
@@ -195,8 +197,8 @@ static double cost(const struct choice *c)
   const struct mf_problem p = problem_of(c);
   const bool same = value_of(c, ROUTING) == ROUTING_CONCENTRATED && value_of(c, DATA) != CASE_NEG_INF; /* all tokens choose the same experts */
   const int slots = (same ? 1 : value_of(c, TOKENS)) * p.top_k, active = slots < p.expert_count ? slots : p.expert_count;
-  const int unit_stages = (p.hidden + 1023) / 1024, blocks = (p.intermediate_offset + p.intermediate + 127) / 128;
-  return LAUNCHES * (active * (p.intermediate / 8 * unit_stages * 32.0 + sms_of(c) * blocks * 16.0) / 18e3 + sms_of(c) / 100.0);
+  const int unit = value_of(c, UNIT), unit_stages = (p.hidden + 8192 / unit - 1) / (8192 / unit), blocks = (p.intermediate_offset + p.intermediate + 127) / 128;
+  return LAUNCHES * (active * (p.intermediate / unit * unit_stages * 32.0 + sms_of(c) * blocks * 16.0) / 18e3 + sms_of(c) / 100.0);
 }
 
 /* Does the family serve it, and is it small enough, at least with one token (index 0)? */

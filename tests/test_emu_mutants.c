@@ -20,17 +20,18 @@ static const struct test_case three = {3, ROUTING_UNIFORM, CASE_NORMAL, 1}, two 
                               same = {8, ROUTING_CONCENTRATED, CASE_NORMAL, 5};
 
 /* Shapes that the rows use; all have softmax over 64 experts, two per token. */
-enum shape { PLAIN, SLABS, STRADDLE, HELP, EARLY, DENSE, UNEVEN, SHAPES };
+enum shape { PLAIN, SLABS, STRADDLE, HELP, EARLY, DENSE, UNEVEN, HALVES, SHAPES };
 static const struct {
-  int sms, hidden, intermediate, hand_off, pdl;
+  int sms, hidden, intermediate, hand_off, pdl, unit;
 } shapes[SHAPES] = {
-    [PLAIN] = {18, 1024, 256, 0, 0},    /* 64 rows of w2 per CTA */
-    [SLABS] = {64, 1024, 256, 0, 0},    /* 16, two slots per stage */
-    [STRADDLE] = {66, 3072, 256, 0, 0}, /* 48, which straddle scale blocks */
-    [HELP] = {18, 1024, 256, 1, 0},     /* as the first, and consumers load h */
-    [EARLY] = {18, 1024, 256, 0, 1},    /* as the first, as a dependent launch */
-    [DENSE] = {43, 1024, 512, 0, 0},    /* 24, which straddle scale blocks: four k-blocks in two tiles */
-    [UNEVEN] = {26, 1024, 608, 0, 0},   /* 40 likewise: pieces of three k-blocks and two, copied one by one */
+    [PLAIN] = {18, 1024, 256, 0, 0, 8},    /* 64 rows of w2 per CTA */
+    [SLABS] = {64, 1024, 256, 0, 0, 8},    /* 16, two slots per stage */
+    [STRADDLE] = {66, 3072, 256, 0, 0, 8}, /* 48, which straddle scale blocks */
+    [HELP] = {18, 1024, 256, 1, 0, 8},     /* as the first, and consumers load h */
+    [EARLY] = {18, 1024, 256, 0, 1, 8},    /* as the first, as a dependent launch */
+    [DENSE] = {43, 1024, 512, 0, 0, 8},    /* 24, which straddle scale blocks: four k-blocks in two tiles */
+    [UNEVEN] = {26, 1024, 608, 0, 0, 8},   /* 40 likewise: pieces of three k-blocks and two, copied one by one */
+    [HALVES] = {18, 1152, 256, 0, 0, 4},   /* 64, and units of 4 features, whose second k-block exists for one half of a warp's rows at most */
 };
 
 static const struct mutant {
@@ -137,7 +138,7 @@ static const struct mutant {
      4, {EMU_RACE, EMU_UNINITIALISED, EMU_NO_PROXY_FENCE}, "up.cuh handoff.cuh down.cuh", {&three}, 3, PLAIN},
     {"no_barrier_before_y", "stream/down.cuh", "  hw::barrier_sync(L::kBarrierOutput, L::kConsumerThreads);\n", "",
      1, {EMU_RACE}, "down.cuh", {&three}, 3, PLAIN},
-    {"x_one_atom_too_far", "stream/up.cuh", "hw::matrix_descriptor(sm.x[group * 4])", "hw::matrix_descriptor(sm.x[group * 4 + 1])",
+    {"x_one_atom_too_far", "stream/up.cuh", "hw::matrix_descriptor(sm.x[group * L::kTileKBlocks])", "hw::matrix_descriptor(sm.x[group * L::kTileKBlocks + 1])",
      1, {GATE(GATE_FINITE), GATE(GATE_H), EMU_RACE, EMU_EARLY_OVERWRITE}, "up.cuh", {&three}, 3, PLAIN},
     {"ring_beyond_shared_memory", "stream/down.cuh",
      "hw::matrix_descriptor(sm.ring[0] + group * kTileStep)",
@@ -226,6 +227,17 @@ static const struct mutant {
      1, {EMU_RACE, EMU_UNINITIALISED}, "down.cuh handoff.cuh", {&three}, 3, PLAIN},
     {"slabs_in_the_wrong_order", "stream/up.cuh", "const float low = w4 & 1 ? d[4 + i] : d[i];", "const float low = w4 & 1 ? d[i] : d[4 + i];",
      1, {GATE(GATE_H), GATE(GATE_FINITE)}, "", {&one}, 3, SLABS},
+    {"columns_of_the_warp_s_other_slab", "stream/up.cuh", "own0 = own(d, 6 * half, w4), own1 = own(d, 6 * half + 1, w4)", "own0 = own(d, 4 - 2 * half, w4), own1 = own(d, 5 - 2 * half, w4)",
+     1, {GATE(GATE_H), EMU_EARLY_OVERWRITE, EMU_RACE, EMU_UNINITIALISED}, "up.cuh handoff.cuh", {&one}, 3, HALVES},
+    {"halves_without_a_k_block_are_kept", "stream/up.cuh", "      if(exists[half]) {\n", "      {\n",
+     1, {EMU_UNINITIALISED, EMU_RACE, EMU_EARLY_OVERWRITE, GATE(GATE_FINITE), GATE(GATE_H)}, "up.cuh handoff.cuh", {&three}, 3, HALVES},
+    {"both_halves_have_the_first_one_s_k_block", "stream/up.cuh", "block + half < L::kKBlocks", "block < L::kKBlocks",
+     1, {EMU_UNINITIALISED, EMU_RACE, EMU_EARLY_OVERWRITE, GATE(GATE_FINITE), GATE(GATE_H)}, "up.cuh handoff.cuh", {&three}, 3, HALVES},
+    {"scale_of_the_first_half_s_k_block", "stream/up.cuh", "w_scale[k * L::kStageKBlocks + half]", "w_scale[k * L::kStageKBlocks]",
+     1, {GATE(GATE_H)}, "", {&one}, 3, HALVES},
+    {"up_rows_first", "stream/up.cuh", "return lane >> 4; }", "return (lane >> 4) ^ 1; }", 1, {GATE(GATE_H)}, "", {&one}, 3, HALVES},
+    {"gate_and_up_change_places", "stream/handoff.cuh", "float g = up ? other : v.x, u = up ? v.y : other;", "float u = up ? other : v.x, g = up ? v.y : other;",
+     1, {GATE(GATE_H)}, "", {&one}, 3, HALVES},
     {"batch_without_proxy_fence", "stream/handoff_batches.cuh", "  hw::fence_async_proxy();\n", "",
      1, {EMU_NO_PROXY_FENCE}, "handoff.cuh down.cuh", {&same}, 3, HELP},
     {"batches_are_not_waited_for", "stream/handoff_batches.cuh", "    hw::barrier_sync(L::kBarrierH, kWorkerThreads);", "    hw::barrier_arrive(L::kBarrierH, kWorkerThreads);",
@@ -305,6 +317,7 @@ static void open_shape(struct emu_subject *s, enum shape shape, const char *temp
   emu_set_knob(&s->sched, "static_rounds", 0);
   emu_set_knob(&s->sched, "hand_off", shapes[shape].hand_off);
   emu_set_knob(&s->sched, "pdl", shapes[shape].pdl);
+  emu_set_knob(&s->sched, "unit_features", shapes[shape].unit);
   if(shapes[shape].hand_off == 1)
     emu_set_knob(&s->sched, "h_loaders", 2); /* there are four batches */
   emu_open(s, template_dir, 8, 1.0f);
@@ -386,7 +399,7 @@ static const struct clean {
   int from, seeds; /* with two launches per case, each with an interleaving of its own */
 } clean[] = {
     {PLAIN, {&three, &two}, 1, 6}, {PLAIN, {&eight}, 101, 5}, {PLAIN, {&one, &same}, 201, 4}, {SLABS, {&odd, &same}, 301, 2}, {STRADDLE, {&one}, 401, 2}, {HELP, {&same, &two, &eight}, 501, 3},
-    {EARLY, {&one, &three}, 601, 2}, {DENSE, {&three, &same}, 701, 2}, {UNEVEN, {&three, &one}, 801, 2},
+    {EARLY, {&one, &three}, 601, 2}, {DENSE, {&three, &same}, 701, 2}, {UNEVEN, {&three, &one}, 801, 2}, {HALVES, {&three, &same}, 901, 2},
 };
 #define CLEAN ((int)(sizeof(clean) / sizeof(clean[0])))
 

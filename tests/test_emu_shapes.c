@@ -26,56 +26,72 @@ struct shape {
   int sms, top_k;
   int ring, act_scale;              /* 0: the default's */
   int down_rows, down_ctas, pieces; /* what the shape is there for; the host's formulas are checked against the kernel's in any case */
+  int unit;                         /* features; 0: the default's */
 };
 
 static const struct shape shapes[] = {
     /* K: 9 and 13 k-blocks (scale rows aligned to single floats, half a step of x), 10, 20 */
-    {1152, 256, 0, 18, 2, 0, 0, 64, 18, 1},
-    {1664, 128, 0, 40, 2, 0, 0, 48, 35, 1},
-    {1280, 128, 0, 24, 3, 4, 0, 56, 23, 1},
-    {2560, 128, 0, 40, 2, 0, 0, 64, 40, 1},
+    {1152, 256, 0, 18, 2, 0, 0, 64, 18, 1, 0},
+    {1664, 128, 0, 40, 2, 0, 0, 48, 35, 1, 0},
+    {1280, 128, 0, 24, 3, 4, 0, 56, 23, 1, 0},
+    {2560, 128, 0, 40, 2, 0, 0, 64, 40, 1, 0},
     /* N: less than a block, at either end of it and across its edge; one, two and three blocks of which some are partly other ranks' */
-    {1152, 16, 0, 18, 1, 0, 0, 64, 18, 1}, /* h is smaller than what a last up stage reads past x */
-    {1024, 64, 0, 18, 2, 0, 0, 64, 16, 1},
-    {1024, 64, 64, 18, 2, 0, MF_ACT_SCALE_UE8M0, 64, 16, 1},
-    {1024, 16, 112, 18, 2, 0, 0, 64, 16, 1},
-    {1024, 96, 96, 18, 4, 0, 0, 64, 16, 1},
-    {1152, 80, 80, 18, 2, 0, 0, 64, 18, 1},
-    {1024, 176, 48, 18, 2, 0, 0, 64, 16, 1},
-    {1024, 192, 64, 18, 2, 0, 0, 64, 16, 1},
-    {1024, 160, 32, 18, 2, 0, 0, 64, 16, 1},
+    {1152, 16, 0, 18, 1, 0, 0, 64, 18, 1, 0}, /* h is smaller than what a last up stage reads past x */
+    {1024, 64, 0, 18, 2, 0, 0, 64, 16, 1, 0},
+    {1024, 64, 64, 18, 2, 0, MF_ACT_SCALE_UE8M0, 64, 16, 1, 0},
+    {1024, 16, 112, 18, 2, 0, 0, 64, 16, 1, 0},
+    {1024, 96, 96, 18, 4, 0, 0, 64, 16, 1, 0},
+    {1152, 80, 80, 18, 2, 0, 0, 64, 18, 1, 0},
+    {1024, 176, 48, 18, 2, 0, 0, 64, 16, 1, 0},
+    {1024, 192, 64, 18, 2, 0, 0, 64, 16, 1, 0},
+    {1024, 160, 32, 18, 2, 0, 0, 64, 16, 1, 0},
     /* pieces of a down tile: uneven (3, 6 and 11 blocks), whole and partial blocks */
-    {1024, 384, 0, 18, 2, 0, 0, 64, 16, 2},
-    {1024, 352, 96, 18, 2, 0, 0, 64, 16, 2},
-    {1280, 640, 0, 32, 2, 0, 0, 40, 32, 2},
-    {1024, 704, 64, 18, 2, 0, 0, 64, 16, 3},
-    {1024, 1408, 0, 18, 2, 0, 0, 64, 16, 6},
+    {1024, 384, 0, 18, 2, 0, 0, 64, 16, 2, 0},
+    {1024, 352, 96, 18, 2, 0, 0, 64, 16, 2, 0},
+    {1280, 640, 0, 32, 2, 0, 0, 40, 32, 2, 0},
+    {1024, 704, 64, 18, 2, 0, 0, 64, 16, 3, 0},
+    {1024, 1408, 0, 18, 2, 0, 0, 64, 16, 6, 0},
     /* dense tiles. 24 rows: two to five blocks, whole and partial, a last CTA with 16 rows; pieces of four and three */
-    {1024, 256, 0, 43, 2, 0, 0, 24, 43, 1},
-    {1024, 384, 0, 43, 2, 0, 0, 24, 43, 1},
-    {1152, 512, 0, 48, 2, 0, 0, 24, 48, 1},
-    {1152, 640, 0, 48, 2, 0, 0, 24, 48, 1},
-    {1024, 544, 64, 43, 2, 0, 0, 24, 43, 1},
-    {1152, 896, 0, 48, 2, 0, 0, 24, 48, 2},
-    {1024, 800, 96, 43, 2, 4, 0, 24, 43, 2},
+    {1024, 256, 0, 43, 2, 0, 0, 24, 43, 1, 0},
+    {1024, 384, 0, 43, 2, 0, 0, 24, 43, 1, 0},
+    {1152, 512, 0, 48, 2, 0, 0, 24, 48, 1, 0},
+    {1152, 640, 0, 48, 2, 0, 0, 24, 48, 1, 0},
+    {1024, 544, 64, 43, 2, 0, 0, 24, 43, 1, 0},
+    {1152, 896, 0, 48, 2, 0, 0, 24, 48, 2, 0},
+    {1024, 800, 96, 43, 2, 4, 0, 24, 43, 2, 0},
     /* 32 rows: two to four blocks, a CTA without rows, more than eight ranks, pieces of three and two */
-    {1152, 256, 0, 37, 2, 0, 0, 32, 36, 1},
-    {1024, 384, 0, 32, 10, 0, 0, 32, 32, 1},
-    {1024, 512, 0, 32, 2, 0, 0, 32, 32, 1},
-    {1024, 640, 0, 32, 2, 0, 0, 32, 32, 2},
-    {1024, 576, 64, 32, 2, 4, 0, 32, 32, 2},
+    {1152, 256, 0, 37, 2, 0, 0, 32, 36, 1, 0},
+    {1024, 384, 0, 32, 10, 0, 0, 32, 32, 1, 0},
+    {1024, 512, 0, 32, 2, 0, 0, 32, 32, 1, 0},
+    {1024, 640, 0, 32, 2, 0, 0, 32, 32, 2, 0},
+    {1024, 576, 64, 32, 2, 4, 0, 32, 32, 2, 0},
     /* 40 rows: three blocks, a last CTA with 24 rows, pieces of three, three and two (and of three and two, above) */
-    {1024, 384, 0, 26, 2, 0, 0, 40, 26, 1},
-    {1024, 1024, 0, 26, 2, 0, 0, 40, 26, 3},
-    {1280, 576, 64, 32, 2, 4, 0, 40, 32, 2},
+    {1024, 384, 0, 26, 2, 0, 0, 40, 26, 1, 0},
+    {1024, 1024, 0, 26, 2, 0, 0, 40, 26, 3, 0},
+    {1280, 576, 64, 32, 2, 4, 0, 40, 32, 2, 0},
     /* slabs: rows of 16, two experts per stage (one and three blocks), one (five), pieces (nine), a last CTA with fewer rows is impossible there */
-    {1024, 96, 32, 64, 2, 0, 0, 16, 64, 1},
-    {1024, 320, 64, 64, 2, 0, 0, 16, 64, 1},
-    {1024, 640, 0, 64, 2, 0, 0, 16, 64, 1},
-    {1024, 1152, 0, 64, 2, 4, 0, 16, 64, 2},
+    {1024, 96, 32, 64, 2, 0, 0, 16, 64, 1, 0},
+    {1024, 320, 64, 64, 2, 0, 0, 16, 64, 1, 0},
+    {1024, 640, 0, 64, 2, 0, 0, 16, 64, 1, 0},
+    {1024, 1152, 0, 64, 2, 4, 0, 16, 64, 2, 0},
     /* rows of 8; of ten blocks the last tiles of 64 rows reach into the next stage */
-    {1024, 128, 0, 130, 2, 0, 0, 8, 128, 1},
-    {1024, 1280, 0, 130, 1, 0, 0, 8, 128, 1},
+    {1024, 128, 0, 130, 2, 0, 0, 8, 128, 1, 0},
+    {1024, 1280, 0, 130, 1, 0, 0, 8, 128, 1, 0},
+    /* units of 4 features. K: 8 k-blocks (half of a stage), 9, 10, 13 (halves of warps), 17 (the last stage reads far past x, beyond all else), 20 */
+    {1024, 64, 0, 18, 2, 0, 0, 64, 16, 1, 4},
+    {1152, 256, 0, 18, 2, 0, 0, 64, 18, 1, 4},
+    {1280, 128, 0, 24, 3, 4, 0, 56, 23, 1, 4},
+    {1664, 128, 0, 28, 2, 0, 0, 64, 26, 1, 4},
+    {2176, 16, 0, 34, 1, 0, 0, 64, 34, 1, 4},
+    {2560, 128, 0, 40, 2, 0, 0, 64, 40, 1, 4},
+    /* N: less than a block, at its end, across its edge */
+    {1152, 16, 112, 18, 2, 0, 0, 64, 18, 1, 4},
+    {1024, 64, 64, 18, 2, 0, MF_ACT_SCALE_UE8M0, 64, 16, 1, 4},
+    {1024, 96, 96, 18, 4, 0, 0, 64, 16, 1, 4},
+    {1152, 192, 64, 18, 2, 0, 0, 64, 18, 1, 4},
+    /* w2 as slabs and as dense tiles */
+    {1024, 96, 32, 64, 2, 0, 0, 16, 64, 1, 4},
+    {1152, 512, 0, 48, 2, 0, 0, 24, 48, 1, 4},
 };
 #define SHAPES ((int)(sizeof(shapes) / sizeof(shapes[0])))
 
@@ -94,6 +110,8 @@ static void open_shape(struct emu_subject *s, const struct shape *shape)
   family_stream.default_schedule(&s->problem, 8, &s->emulation.info, &s->sched);
   if(shape->ring != 0)
     emu_set_knob(&s->sched, "ring_stages", shape->ring);
+  if(shape->unit != 0)
+    emu_set_knob(&s->sched, "unit_features", shape->unit);
   emu_open(s, "templates", 8, 1.0f);
 }
 
@@ -120,7 +138,8 @@ START_TEST(every_remainder_is_computed)
   open_shape(&s, shape);
   check_rows(&s, shape);
   emu_run(&s, 1.0f, cases, shape->sms < LARGE_GRID ? CASES : FEW_CASES, REPLAYS, (uint64_t)_i + 1, &o);
-  ck_assert_msg(o.passed, "K %d N %d o %d, %d multiprocessors: %s", shape->hidden, shape->intermediate, shape->offset, shape->sms, o.text);
+  ck_assert_msg(o.passed, "K %d N %d o %d, %d multiprocessors, units of %d: %s", shape->hidden, shape->intermediate, shape->offset, shape->sms,
+                shape->unit != 0 ? shape->unit : 8, o.text);
   emu_close(&s);
 }
 END_TEST
@@ -143,9 +162,10 @@ static const struct stride_row {
   struct shape shape;
   int w13_pad, w2_pad; /* bytes */
 } strides[] = {
-    {{1152, 256, 0, 18, 2, 0, 0, 64, 18, 1}, 16, 16},
-    {{1024, 192, 64, 18, 2, 0, 0, 64, 16, 1}, 128, 48},
-    {{1024, 64, 0, 18, 2, 0, 0, 64, 16, 1}, 0, 64},
+    {{1152, 256, 0, 18, 2, 0, 0, 64, 18, 1, 0}, 16, 16},
+    {{1024, 192, 64, 18, 2, 0, 0, 64, 16, 1, 0}, 128, 48},
+    {{1024, 64, 0, 18, 2, 0, 0, 64, 16, 1, 0}, 0, 64},
+    {{1152, 192, 64, 18, 2, 0, 0, 64, 18, 1, 4}, 48, 16},
 };
 #define STRIDES ((int)(sizeof(strides) / sizeof(strides[0])))
 

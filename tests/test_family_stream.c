@@ -40,13 +40,15 @@ static void compile(const struct mf_problem *p, const struct schedule *sched, co
 static const struct {
   const char *shape, *device;
   int ring, loaders;  /* 0: the default's */
-  int pdl;
+  int pdl, unit;
 } compiled[] = {
-    {"qwen3.5-35b-a3b", "h200", 0, 0, 0},   {"qwen3.5-122b-a10b", "h200", 0, 0, 0}, {"glm-5-tp8", "h200", 0, 0, 0}, {"deepseek-v3.1-tp8", "h200", 0, 0, 0},
-    {"qwen3.5-35b-a3b", "h200", 6, 2, 0},   {"deepseek-v3.1-tp8", "h200", 4, 2, 0}, {"tiny", "h200", 0, 0, 0},      {"qwen3.5-35b-a3b", "h100-pcie", 0, 0, 0},
-    {"qwen3-30b-a3b", "h200", 0, 0, 0},     {"qwen3-235b-a22b-tp4", "h200", 0, 0, 0}, {"minimax-m2-tp2", "h200", 0, 0, 0}, {"glm-5-tp8", "h100-pcie", 0, 0, 0},
-    {"qwen3.5-122b-a10b", "h100-pcie", 0, 0, 0}, {"deepseek-v3.1-tp8", "h100-pcie", 0, 0, 0}, {"qwen3.5-35b-a3b", "h20", 0, 0, 0}, {"qwen3-235b-a22b-tp4", "h20", 0, 0, 0},
-    {"qwen3.5-35b-a3b", "h200", 0, 0, 1},   {"qwen3.5-122b-a10b", "h200", 0, 0, 1}, {"glm-5-tp8", "h200", 0, 0, 1}, {"deepseek-v3.1-tp8", "h200", 0, 0, 1},
+    {"qwen3.5-35b-a3b", "h200", 0, 0, 0, 8},   {"qwen3.5-122b-a10b", "h200", 0, 0, 0, 8}, {"glm-5-tp8", "h200", 0, 0, 0, 8}, {"deepseek-v3.1-tp8", "h200", 0, 0, 0, 8},
+    {"qwen3.5-35b-a3b", "h200", 6, 2, 0, 8},   {"deepseek-v3.1-tp8", "h200", 4, 2, 0, 8}, {"tiny", "h200", 0, 0, 0, 8},      {"qwen3.5-35b-a3b", "h100-pcie", 0, 0, 0, 8},
+    {"qwen3-30b-a3b", "h200", 0, 0, 0, 8},     {"qwen3-235b-a22b-tp4", "h200", 0, 0, 0, 8}, {"minimax-m2-tp2", "h200", 0, 0, 0, 8}, {"glm-5-tp8", "h100-pcie", 0, 0, 0, 8},
+    {"qwen3.5-122b-a10b", "h100-pcie", 0, 0, 0, 8}, {"deepseek-v3.1-tp8", "h100-pcie", 0, 0, 0, 8}, {"qwen3.5-35b-a3b", "h20", 0, 0, 0, 8}, {"qwen3-235b-a22b-tp4", "h20", 0, 0, 0, 8},
+    {"qwen3.5-35b-a3b", "h200", 0, 0, 1, 8},   {"qwen3.5-122b-a10b", "h200", 0, 0, 1, 8}, {"glm-5-tp8", "h200", 0, 0, 1, 8}, {"deepseek-v3.1-tp8", "h200", 0, 0, 1, 8},
+    {"glm-5-tp8", "h200", 0, 0, 0, 4},         {"deepseek-v3.1-tp8", "h200", 4, 2, 0, 4}, {"kimi-k2-tp8", "h200", 0, 0, 0, 4},    {"minimax-m2-tp2", "h200", 6, 2, 0, 4},
+    {"qwen3-235b-a22b-tp4", "h200", 0, 0, 0, 4}, {"qwen3.5-35b-a3b", "h200", 0, 0, 1, 4}, {"tiny", "h200", 0, 0, 0, 4},
 };
 
 START_TEST(host_and_kernel_agree)
@@ -64,10 +66,12 @@ START_TEST(host_and_kernel_agree)
     set(&sched, "h_loaders", compiled[_i].loaders);
   }
   set(&sched, "pdl", compiled[_i].pdl);
+  set(&sched, "unit_features", compiled[_i].unit);
   compile(&p, &sched, &dev, &art);
   ck_assert_msg(cubin_read_symbol(art.cubin, art.cubin_bytes, "mf_meta", &meta, sizeof(meta), &err) == MF_OK, "%s", err.text);
   ck_assert_msg(family_stream.check_meta(&meta, sizeof(meta), &p, &sched, &dev, &why) == MF_OK, "%s", why.detail);
   ck_assert_uint_eq(meta.pdl, (unsigned)compiled[_i].pdl);
+  ck_assert_uint_eq(meta.unit_features, (unsigned)compiled[_i].unit);
   ck_assert_msg(limits_after_compile(&p, &sched, &dev, &art, &why) == MF_OK, "rule %s: %s", why.rule, why.detail);
   meta.shared_bytes += 1024; /* the comparison can fail */
   ck_assert_int_eq(family_stream.check_meta(&meta, sizeof(meta), &p, &sched, &dev, &why), MF_REJECTED);
@@ -101,10 +105,12 @@ static struct mf_problem problem_of_size(int hidden, int intermediate, int offse
   return p;
 }
 
+/* With whole units, then some with half ones. */
 START_TEST(sizes_without_a_common_divisor)
 {
-  const struct device_info dev = device(sizes[_i].device);
-  const struct mf_problem p = problem_of_size(sizes[_i].hidden, sizes[_i].intermediate, sizes[_i].offset);
+  const int at = _i < SIZES ? _i : 3 * (_i - SIZES), unit = _i < SIZES ? 8 : 4;
+  const struct device_info dev = device(sizes[at].device);
+  const struct mf_problem p = problem_of_size(sizes[at].hidden, sizes[at].intermediate, sizes[at].offset);
   struct schedule sched = {.family = &family_stream};
   struct artifact art = {0};
   struct verdict why = {0};
@@ -112,13 +118,14 @@ START_TEST(sizes_without_a_common_divisor)
   struct mf_stream_meta meta;
   ck_assert_msg(family_stream.serves(&p, 8, &dev, &why) == MF_OK, "rule %s: %s", why.rule, why.detail);
   family_stream.default_schedule(&p, 1, &dev, &sched);
+  set(&sched, "unit_features", unit);
   compile(&p, &sched, &dev, &art);
   ck_assert_msg(cubin_read_symbol(art.cubin, art.cubin_bytes, "mf_meta", &meta, sizeof(meta), &err) == MF_OK, "%s", err.text);
   ck_assert_msg(family_stream.check_meta(&meta, sizeof(meta), &p, &sched, &dev, &why) == MF_OK, "%s", why.detail);
   ck_assert_msg(limits_after_compile(&p, &sched, &dev, &art, &why) == MF_OK, "rule %s: %s", why.rule, why.detail);
-  ck_assert_int_eq((int)meta.down_rows, sizes[_i].down_rows);
-  ck_assert_int_eq((int)meta.down_ctas, sizes[_i].down_ctas);
-  ck_assert_int_eq((int)meta.down_kblocks, sizes[_i].down_kblocks);
+  ck_assert_int_eq((int)meta.down_rows, sizes[at].down_rows);
+  ck_assert_int_eq((int)meta.down_ctas, sizes[at].down_ctas);
+  ck_assert_int_eq((int)meta.down_kblocks, sizes[at].down_kblocks);
   artifact_free(&art);
 }
 END_TEST
@@ -222,9 +229,12 @@ static const struct {
   float limit, alpha;
   int on_input, shared;
 } activations[] = {{7, 1.702f, 0, 0}, {10, 0, 0, 1 + MF_SHARED_GATED}, {0, 0, 1, 1}, {0.1f, 0.3f, 1, 0}};
+#define ACTIVATIONS ((int)(sizeof(activations) / sizeof(activations[0])))
 
+/* With whole units, then with half ones. */
 START_TEST(activations_of_every_kind)
 {
+  const int at = _i % ACTIVATIONS;
   const struct device_info dev = device("h200");
   struct mf_problem p = problem_of_router(128, 4, MF_SCORE_SIGMOID);
   struct schedule sched = {.family = &family_stream};
@@ -232,12 +242,13 @@ START_TEST(activations_of_every_kind)
   struct verdict why = {0};
   struct error err = {MF_OK, ""};
   struct mf_stream_meta meta;
-  p.swiglu_limit = activations[_i].limit;
-  p.swiglu_alpha = activations[_i].alpha;
-  p.weight_on_input = activations[_i].on_input;
-  p.shared_experts = activations[_i].shared;
+  p.swiglu_limit = activations[at].limit;
+  p.swiglu_alpha = activations[at].alpha;
+  p.weight_on_input = activations[at].on_input;
+  p.shared_experts = activations[at].shared;
   ck_assert_msg(family_stream.serves(&p, 8, &dev, &why) == MF_OK, "rule %s: %s", why.rule, why.detail);
   family_stream.default_schedule(&p, 1, &dev, &sched);
+  set(&sched, "unit_features", _i < ACTIVATIONS ? 8 : 4);
   compile(&p, &sched, &dev, &art);
   ck_assert_msg(cubin_read_symbol(art.cubin, art.cubin_bytes, "mf_meta", &meta, sizeof(meta), &err) == MF_OK, "%s", err.text);
   ck_assert_msg(family_stream.check_meta(&meta, sizeof(meta), &p, &sched, &dev, &why) == MF_OK, "%s", why.detail);
@@ -408,6 +419,49 @@ START_TEST(dependent_launch)
 }
 END_TEST
 
+/* Half units are in the source, in the boxes of w13 and in the names; whole ones are in no name. */
+START_TEST(half_units)
+{
+  static const struct {
+    const char *shape;
+    int unit;
+    unsigned kblocks; /* of a box of w13 */
+  } rows[] = {{"glm-5-tp8", 8, 8}, {"glm-5-tp8", 4, 16}, {"tiny", 8, 8}, {"tiny", 4, 16}};
+  const struct device_info dev = device("h200");
+  struct schedule sched = {.family = &family_stream}, back;
+  struct verdict why = {0};
+  struct error err = {MF_OK, ""};
+  for(size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+    const struct mf_problem p = problem(rows[i].shape);
+    struct artifact art = {0};
+    struct mf_recipe r;
+    char name[NAME_MAX_LEN * 2], line[64];
+    family_stream.default_schedule(&p, 1, &dev, &sched);
+    set(&sched, "unit_features", rows[i].unit);
+    ck_assert_int_eq(family_stream.constrain(&p, &sched, &dev, &why), MF_OK);
+    ck_assert_int_eq(family_stream.recipe(&p, &sched, &dev, &r, &err), MF_OK);
+    ck_assert_int_eq(recipe_validate(&r, sizeof(r)), MF_OK);
+    ck_assert_uint_eq(r.maps[0].box[1], (unsigned)rows[i].unit);
+    ck_assert_uint_eq(r.maps[0].box[4], rows[i].kblocks);
+    ck_assert_uint_eq(r.maps[0].dim[3], (unsigned)problem_stored_experts(&p) * 2 * (unsigned)(p.intermediate / rows[i].unit));
+    ck_assert_uint_eq(r.maps[0].stride[2].value, (unsigned)rows[i].unit);
+    ck_assert_int_eq(emit_source(&p, "test", &sched, &dev, &art, &err), MF_OK);
+    snprintf(line, sizeof(line), "static constexpr int kUnitFeatures = %d;", rows[i].unit);
+    ck_assert_ptr_nonnull(strstr(art.source, line));
+    ck_assert_int_eq(strstr(art.name, "-uf") != NULL, rows[i].unit == 4);
+    schedule_name(&sched, name, sizeof(name));
+    ck_assert_int_eq(strstr(name, "-uf4") != NULL, rows[i].unit == 4);
+    ck_assert_int_eq(schedule_parse(name, &back, &err), MF_OK);
+    ck_assert(schedule_equal(&sched, &back));
+    ck_assert_int_eq(family_stream.offers(&p, &sched, &dev), rows[i].unit == 8 || p.hidden >= 4096); /* where a unit is small, half of one is not tried */
+    set(&sched, "unit_features", 2);
+    ck_assert_int_eq(family_stream.constrain(&p, &sched, &dev, &why), MF_REJECTED);
+    ck_assert_str_eq(why.rule, "unit_features");
+    artifact_free(&art);
+  }
+}
+END_TEST
+
 /* Every field of the parameter struct is written by exactly one recipe field. */
 START_TEST(parameters_are_complete)
 {
@@ -453,16 +507,17 @@ int main(void)
   SRunner *runner;
   int failed;
   tcase_add_loop_test(tc, host_and_kernel_agree, 0, (int)(sizeof(compiled) / sizeof(compiled[0])));
-  tcase_add_loop_test(tc, sizes_without_a_common_divisor, 0, SIZES);
+  tcase_add_loop_test(tc, sizes_without_a_common_divisor, 0, SIZES + (SIZES + 2) / 3);
   tcase_add_test(tc, sizes_that_are_refused);
   tcase_add_loop_test(tc, routers_of_every_kind, 0, ROUTERS);
-  tcase_add_loop_test(tc, activations_of_every_kind, 0, (int)(sizeof(activations) / sizeof(activations[0])));
+  tcase_add_loop_test(tc, activations_of_every_kind, 0, 2 * ACTIVATIONS);
   tcase_add_test(tc, routers_that_are_refused);
   tcase_add_test(tc, softmax_over_the_chosen_is_renormalised_softmax);
   tcase_add_test(tc, recipes_of_given_experts_are_of_version_2);
   tcase_add_loop_test(tc, recipes_are_valid, 0, 5);
   tcase_add_test(tc, knobs_reach_the_parameters);
   tcase_add_test(tc, dependent_launch);
+  tcase_add_test(tc, half_units);
   tcase_add_test(tc, parameters_are_complete);
   tcase_add_test(tc, the_cost_model_orders_what_is_known);
   tcase_set_timeout(tc, 120);

@@ -71,11 +71,13 @@ END_TEST
 static const struct {
   int hidden, intermediate, offset, active, sms;
   int pieces; /* stages of a slot's rows */
+  int unit;   /* features */
 } emulated[] = {
-    {1024, 256, 0, 3, 18, 1},
-    {1152, 384, 0, 2, 18, 2},
-    {1024, 80, 64, 2, 18, 1},
-    {1024, 400, 16, 5, 16, 2},
+    {1024, 256, 0, 3, 18, 1, 8},
+    {1152, 384, 0, 2, 18, 2, 8},
+    {1024, 80, 64, 2, 18, 1, 8},
+    {1024, 400, 16, 5, 16, 2, 8},
+    {1152, 80, 64, 3, 18, 1, 4},
 };
 
 struct floors {
@@ -148,6 +150,7 @@ START_TEST(executed)
 
   /* As the kernel reads. */
   family_stream.default_schedule(&p, 8, &e.info, &sched);
+  emu_set_knob(&sched, "unit_features", emulated[_i].unit);
   ck_assert_int_eq(family_stream.recipe(&p, &sched, &e.info, &recipe, &err), MF_OK);
   weights.w13 = (const void *)(uintptr_t)f.w13;
   weights.w2 = (const void *)(uintptr_t)f.w2;
@@ -158,6 +161,7 @@ START_TEST(executed)
     if(recipe.fields[i].source == MF_SRC_TENSOR_MAP)
       memcpy(&maps[recipe.fields[i].value], f.block.bytes + recipe.fields[i].offset, sizeof(maps[0]));
   ck_assert(floor_tensor_params_make(&p, &recipe, experts, active, &tensor));
+  ck_assert_int_eq(tensor.units, p.intermediate / emulated[_i].unit);
   want = (uint64_t)(active * tensor.units * tensor.unit_stages);
   ck_assert_int_eq((tensor.down_blocks + tensor.piece_blocks - 1) / tensor.piece_blocks, emulated[_i].pieces);
   want += (uint64_t)(active * tensor.down_ctas) * (unsigned)(tensor.offset < 0 ? emulated[_i].pieces : tensor.down_blocks);

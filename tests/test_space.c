@@ -53,6 +53,7 @@ END_TEST
 /* As winners that were stored before there was the last knob have it. */
 START_TEST(an_older_name_is_read)
 {
+  static const char *const last[][2] = {{"-ho0-pd1", "-ho0-pd1"}, {"-ho0-uf4", "-ho0-uf4"}, {"-ho0-uf8", "-ho0"}, {"-ho1-pd1-uf4", "-ho1-pd1-uf4"}, {"-ho1-pd0-uf4", "-ho1-uf4"}};
   struct schedule sched;
   struct error err = {MF_OK, ""};
   char name[NAME_MAX_LEN * 2];
@@ -61,14 +62,24 @@ START_TEST(an_older_name_is_read)
   ck_assert_str_eq(name, "stream/ring4-ld2-la4-fl3-fd2-st0-rk1-ho0");
   ck_assert_msg(schedule_parse("stream/ring4-ld2-la4-fl3-fd2-st0-rk1-ho2-pd0", &sched, &err) == MF_OK, "%s", err.text);
   schedule_name(&sched, name, sizeof(name));
-  ck_assert_str_eq(name, "stream/ring4-ld2-la4-fl3-fd2-st0-rk1-ho2"); /* a knob that is not varied shows only what is unusual */
+  ck_assert_str_eq(name, "stream/ring4-ld2-la4-fl3-fd2-st0-rk1-ho2"); /* what is usual for the last knobs is not shown */
+  for(size_t i = 0; i < sizeof(last) / sizeof(last[0]); i++) {
+    char wanted[NAME_MAX_LEN];
+    snprintf(name, sizeof(name), "stream/ring4-ld2-la4-fl3-fd2-st0-rk1%s", last[i][0]);
+    snprintf(wanted, sizeof(wanted), "stream/ring4-ld2-la4-fl3-fd2-st0-rk1%s", last[i][1]);
+    ck_assert_msg(schedule_parse(name, &sched, &err) == MF_OK, "%s", err.text);
+    schedule_name(&sched, name, sizeof(name));
+    ck_assert_str_eq(name, wanted);
+  }
 }
 END_TEST
 
 START_TEST(bad_names_are_refused)
 {
   static const char *const bad[] = {"", "stream", "nosuch/ring10", "stream/", "stream/ring", "stream/ring10-ld4", "stream/ring10-ld4-la2-fl4-fd2-st0-rk1-x",
-                                    "stream/ld4-ring10-la2-fl4-fd2-st0-rk1", "stream/ring-4-ld4-la2-fl4-fd2-st0-rk1", "stream/ring99999999999-ld4"};
+                                    "stream/ld4-ring10-la2-fl4-fd2-st0-rk1", "stream/ring-4-ld4-la2-fl4-fd2-st0-rk1", "stream/ring4-ld2-la4-fl3-fd2-st0-rk1-uf4",
+                                    "stream/ring4-ld2-la4-fl3-fd2-st0-rk1-ho0-uf4-pd1", "stream/ring4-ld2-la4-fl3-fd2-st0-rk1-ho0-uf", "stream/ring4-ld2-la4-fl3-fd2-st0-rk1-ho0-",
+                                     "stream/ring99999999999-ld4"};
   for(size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
     struct schedule sched;
     struct error err = {MF_OK, ""};
@@ -155,6 +166,39 @@ START_TEST(kernels_are_varied_together)
     ck_assert_msg(j < list.count, "%s is no candidate", name);
   }
   candidate_list_free(&list);
+}
+END_TEST
+
+/* Half units are tried where a whole one is large: with every kernel at default effort, once at quick effort. */
+START_TEST(half_units_are_tried_where_units_are_large)
+{
+  static const struct {
+    const char *shape;
+    bool large;
+  } rows[] = {{"glm-5-tp8", true}, {"deepseek-v3.1-tp8", true}, {"qwen3-235b-a22b-tp4", true}, {"qwen3.5-35b-a3b", false}, {"minimax-m2-tp2", false}};
+  const struct device_info dev = h200();
+  for(size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+    const struct model_spec spec = model(rows[i].shape);
+    const int knob = family_knob(&family_stream, "unit_features");
+    for(enum effort effort = EFFORT_QUICK; effort <= EFFORT_DEFAULT; effort++) {
+      struct candidate_list list = {0};
+      struct error err;
+      size_t half = 0, whole = 0;
+      ck_assert_int_eq(space_enumerate(&spec.problem, &dev, 1, 8, effort, &list, NULL, NULL, &err), MF_OK);
+      for(size_t c = 0; c < list.count; c++) {
+        const struct schedule *sched = &list.items[c].schedule;
+        if(sched->family != &family_stream)
+          continue;
+        half += sched->value[knob] == 4;
+        whole += sched->value[knob] == 8;
+        ck_assert(!list.items[c].is_default || sched->value[knob] == 8);
+      }
+      ck_assert_int_eq(half > 0, rows[i].large);
+      if(rows[i].large && effort == EFFORT_DEFAULT)
+        ck_assert_uint_gt(3 * half, whole);
+      candidate_list_free(&list);
+    }
+  }
 }
 END_TEST
 
@@ -300,6 +344,7 @@ int main(void)
   tcase_add_test(tc, named_schedules_and_no_others);
   tcase_add_loop_test(tc, default_effort_has_enough_candidates, 0, 4);
   tcase_add_test(tc, kernels_are_varied_together);
+  tcase_add_test(tc, half_units_are_tried_where_units_are_large);
   tcase_add_test(tc, rejections_have_a_rule);
   tcase_add_test(tc, same_call_same_list);
   tcase_add_loop_test(tc, unserved_shapes_name_the_rule, 0, (int)(sizeof(unserved) / sizeof(unserved[0])));

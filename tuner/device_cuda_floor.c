@@ -36,12 +36,12 @@ enum mf_status floor_params_make(const struct mf_problem *p, const void *w13, co
   return MF_OK;
 }
 
-/* Whether these are boxes that mf_floor_tensor knows how to walk over: units of 16 rows, and rows of w2. */
+/* Whether these are boxes that mf_floor_tensor knows how to walk over: units of 16 rows or of 8, and rows of w2. */
 static bool known_boxes(const struct mf_recipe *r)
 {
-  static const uint32_t unit_box[4] = {128, 8, 2, 1};
+  const uint32_t features = r->maps[0].box[1] == 4 ? 4 : 8, unit_box[4] = {128, features, 2, 1};
   return r->nmaps == 2 && r->maps[0].rank == 5 && r->maps[0].base == MF_SRC_W13 && memcmp(r->maps[0].box, unit_box, sizeof(unit_box)) == 0 &&
-         r->maps[0].box[4] * 16 * 128 == MF_FLOOR_STAGE_BYTES && r->maps[1].rank == 3 && r->maps[1].base == MF_SRC_W2 && r->maps[1].box[0] == 128 &&
+         r->maps[0].box[4] * 2 * features * 128 == MF_FLOOR_STAGE_BYTES && r->maps[1].rank == 3 && r->maps[1].base == MF_SRC_W2 && r->maps[1].box[0] == 128 &&
          r->maps[1].box[1] * 128 * r->maps[1].box[2] <= MF_FLOOR_STAGE_BYTES && r->maps[1].box[1] * 128 <= MF_FLOOR_STAGE_BYTES;
 }
 
@@ -53,7 +53,7 @@ bool floor_tensor_params_make(const struct mf_problem *p, const struct mf_recipe
     return false;
   out->active = active;
   out->ctas = (int32_t)r->grid[0];
-  out->units = p->intermediate / 8;
+  out->units = p->intermediate / (int32_t)r->maps[0].box[1];
   out->box_blocks = (int32_t)r->maps[0].box[4];
   out->unit_stages = ((p->hidden + 127) / 128 + out->box_blocks - 1) / out->box_blocks;
   out->hidden = p->hidden;

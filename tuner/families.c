@@ -1,6 +1,6 @@
 /* families.c - the list of kernel families, and what is the same for all: names of schedules.
  *
- * A schedule name is "<family>/<tag><value>-<tag><value>..." over all knobs in their order (but for struct knob's `added`), so that it can be read back
+ * A schedule name is "<family>/<tag><value>-<tag><value>..." over all knobs in their order (but for struct knob's `unnamed`), so that it can be read back
  * and two equal schedules have equal names. An artifact name has the compile-time knobs only and no '/', so that it can be a file name. */
 #include "family.h"
 
@@ -55,7 +55,7 @@ static void format_name(const struct schedule *sched, bool artifact, char *out, 
   for(int i = 0; i < family->nknobs; i++) {
     const struct knob *k = &family->knobs[i];
     char part[48];
-    if((artifact && !k->compile_time) || (k->added && k->nvalues == 0 && sched->value[i] == k->values[0]))
+    if((artifact && !k->compile_time) || (k->unnamed && sched->value[i] == k->values[0]))
       continue;
     snprintf(part, sizeof(part), "%s%s%d", first && !artifact ? "/" : "-", k->tag, sched->value[i]);
     append(out, space, &length, part);
@@ -89,6 +89,13 @@ static bool parse_part(const char **text, const struct knob *k, int *value)
   return true;
 }
 
+/* Whether the text, a name from behind a knob on, goes on with knob 'k'. */
+static bool names_knob(const char *text, const struct knob *k)
+{
+  const size_t length = strlen(k->tag);
+  return text[0] == '-' && strncmp(text + 1, k->tag, length) == 0 && isdigit((unsigned char)text[1 + length]);
+}
+
 enum mf_status schedule_parse(const char *name, struct schedule *out, struct error *err)
 {
   struct schedule sched = {0};
@@ -105,7 +112,7 @@ enum mf_status schedule_parse(const char *name, struct schedule *out, struct err
   text = slash + 1;
   for(int i = 0; i < sched.family->nknobs; i++) {
     const struct knob *k = &sched.family->knobs[i];
-    if(k->added && *text == '\0') {
+    if((k->added && *text == '\0') || (k->unnamed && !names_knob(text, k))) {
       sched.value[i] = k->values[0];
       continue;
     }

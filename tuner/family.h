@@ -18,10 +18,11 @@ struct knob {
   bool compile_time;         /* in the cubin; else in the recipe only */
   bool primary;              /* default effort takes the product over these; the others: see space.h */
   int nvalues;               /* 0: it follows from the token count (default_schedule), or timing cannot judge it: it is not varied */
-  int values[KNOB_MAX_VALUES]; /* ascending */
-  bool added;                /* schedules that were stored before there was the knob have values[0]; only the last knobs can be such. Names do not show
-                              * that value if the knob is not varied */
+  int values[KNOB_MAX_VALUES]; /* ascending, but for the first of an added knob */
+  bool added;                /* schedules that were stored before there was the knob have values[0]; only the last knobs can be such */
   bool together;             /* not primary, but default effort varies it with each kernel that the primary knobs make */
+  bool unnamed;              /* of an added knob: names do not show values[0], so those of older schedules stay as they are */
+  bool quick;                /* quick effort varies it as well, alone */
 };
 
 /* A rule's name and meaning, for plan, docs and the store. */

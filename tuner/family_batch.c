@@ -358,7 +358,7 @@ static enum mf_status batch_recipe(const struct mf_problem *p, const struct sche
   out->routing_weights_offset = (uint64_t)MF_BATCH_WS_WEIGHTS(l.groups, problem_ranks(p), p->intermediate);
   out->status_offset = MF_STREAM_WS_STATUS;
   stream_add_params(out, p, &runtime_knobs);
-  stream_add_up_map(out, p, STAGE_KBLOCKS);
+  stream_add_up_map(out, p, 8, STAGE_KBLOCKS);
   stream_add_down_map(out, p, l.down_rows, l.down_kblocks);
   stream_add_arguments(out);
   return MF_OK;

@@ -14,6 +14,9 @@
 
 #define STAGE_BYTES 16384
 #define ALL_STATIC 1000       /* more rounds than any problem has: no tickets */
+#define WHOLE_UNIT 8          /* features of a unit */
+#define HALF_UNIT 4
+#define LARGE_UNIT 65536      /* bytes of a whole unit from which on half ones are tried */
 #define MAX_DOWN_ROWS 64      /* rows of one CTA: one wgmma M tile */
 #define MIN_COLUMNS 8         /* of the router logits: one 16-byte piece of bf16 */
 
@@ -25,8 +28,9 @@ static const struct knob knobs[STREAM_KNOBS] = {
     [KNOB_FIRST_DOWN] = {"first_down_flight", "fd", "the same for the first down stages", false, true, 4, {2, 3, 4, 6}},
     [KNOB_STATIC] = {"static_rounds", "st", "rounds of units dealt without tickets (1000: all)", false, true, 3, {0, 8, ALL_STATIC}},
     [KNOB_ROTATE] = {"rotate_k", "rk", "1: successive units start at successive k chunks", false, false, 2, {0, 1}},
-    [KNOB_HAND_OFF] = {"hand_off", "ho", "1: with several rows of h per expert all warps load them, several at a time", true, false, 2, {0, 1}, true, true},
-    [KNOB_PDL] = {"pdl", "pd", "1: may begin before the kernel ahead of it has ended (programmatic dependent launch)", true, false, 0, {0, 1}, true},
+    [KNOB_HAND_OFF] = {"hand_off", "ho", "1: with several rows of h per expert all warps load them, several at a time", true, false, 2, {0, 1}, .added = true, .together = true},
+    [KNOB_PDL] = {"pdl", "pd", "1: may begin before the kernel ahead of it has ended (programmatic dependent launch)", true, false, 0, {0, 1}, .added = true, .unnamed = true},
+    [KNOB_UNIT] = {"unit_features", "uf", "features of a unit of the up projection", true, true, 2, {WHOLE_UNIT, HALF_UNIT}, .added = true, .unnamed = true, .quick = true},
 };
 
 #define RULES_TABLE(X)                                                                                        \
@@ -43,6 +47,7 @@ static const struct knob knobs[STREAM_KNOBS] = {
   X(RULE_RING, "ring", "the scale slots must outlive the ring")                                               \
   X(RULE_FLIGHT, "flight", "no more stages in flight than the ring has")                                      \
   X(RULE_PDL, "pdl", "0 or 1")                                                                                \
+  X(RULE_UNIT, "unit_features", "8 or 4")                                                                     \
   X(RULE_EQUIVALENT, "equivalent", "another schedule in the space does exactly the same")
 
 enum stream_rule {
@@ -111,7 +116,9 @@ static long shared_size(const struct mf_problem *p, const struct stream_layout *
   const long columns = stream_has_scores(p) ? align_up(p->experts + p->zero_experts, 4) : 1;
   const long cleared = 32L * l->kblocks + 32L * ranks * l->hblocks + mask_bytes * l->slots + 8L * l->slots + local;
   const long h = 1024L * ranks * l->hblocks, scores = 8L * MF_STREAM_MAX_TOKENS * columns; /* share their space */
-  long at = (long)ring * STAGE_BYTES + 1024L * l->kblocks + (h > scores ? h : scores) + 8L * 32 * 16 * REDUCE_BUFFERS;
+  const long behind_x = l->unit_features == HALF_UNIT ? 1024L * (l->unit_stages * l->stage_kblocks - l->kblocks) : 0; /* what products read there */
+  const long room = h > scores ? h : scores;
+  long at = (long)ring * STAGE_BYTES + 1024L * l->kblocks + (room > behind_x ? room : behind_x) + 8L * 32 * 16 * REDUCE_BUFFERS;
   at += align_up(cleared, 16);
   at += 8L * l->scale_slots * l->kblocks + 4L * l->slots * l->down_row_blocks * l->hblocks + 4L * rank_slots * MF_STREAM_MAX_TOKENS;
   at += 4L * l->slots + 2L * 4 + 2L * 4 * REDUCE_BUFFERS + 4L * h_loaders + 4 + 8L * 4 + 4L * ring + local;
@@ -125,8 +132,10 @@ struct stream_layout stream_make_layout(const struct mf_problem *p, const struct
   struct stream_layout l = {0};
   l.kblocks = p->hidden / 128;
   l.hblocks = ceil_div(p->intermediate_offset + p->intermediate, 128);
-  l.units = p->intermediate / 8;
-  l.unit_stages = ceil_div(l.kblocks, STAGE_KBLOCKS);
+  l.unit_features = sched->value[KNOB_UNIT] == HALF_UNIT ? HALF_UNIT : WHOLE_UNIT;
+  l.stage_kblocks = STAGE_BYTES / (128 * 2 * l.unit_features);
+  l.units = p->intermediate / l.unit_features;
+  l.unit_stages = ceil_div(l.kblocks, l.stage_kblocks);
   l.grid = dev->sms;
   l.down_rows = rows_per_cta(p->hidden, dev->sms);
   l.down_ctas = ceil_div(p->hidden, l.down_rows);
@@ -216,7 +225,7 @@ static long stream_shared_bytes(const struct mf_problem *p, const struct schedul
 
 static int default_lookahead(const struct mf_problem *p)
 {
-  return ceil_div(p->hidden / 128, STAGE_KBLOCKS) >= 4 ? 2 : 4;
+  return ceil_div(p->hidden, 1024) >= 4 ? 2 : 4;
 }
 
 /* The deepest ring that fits, few bytes in flight; tickets pay from three tokens on. */
@@ -232,6 +241,7 @@ static void stream_default_schedule(const struct mf_problem *p, int tokens, cons
   out->value[KNOB_ROTATE] = 1;
   out->value[KNOB_HAND_OFF] = 0;
   out->value[KNOB_PDL] = 0;
+  out->value[KNOB_UNIT] = WHOLE_UNIT;
   for(int i = ring->nvalues - 1; i >= 0; i--) {
     out->value[KNOB_RING] = ring->values[i];
     if(stream_shared_bytes(p, out, dev) <= dev->shared_bytes_per_cta)
@@ -239,11 +249,14 @@ static void stream_default_schedule(const struct mf_problem *p, int tokens, cons
   }
 }
 
-/* Of odd rings only the deepest that fits is worth a kernel of its own. */
+/* Of odd rings only the deepest that fits is worth a kernel of its own. Half units spread more evenly, for twice as many hand-overs: where a whole one
+ * is large. */
 static bool stream_offers(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev)
 {
   struct schedule deeper = *sched;
   deeper.value[KNOB_RING]++;
+  if(sched->value[KNOB_UNIT] == HALF_UNIT && 2L * WHOLE_UNIT * p->hidden < LARGE_UNIT)
+    return false;
   return sched->value[KNOB_RING] % 2 == 0 || stream_shared_bytes(p, &deeper, dev) > dev->shared_bytes_per_cta;
 }
 
@@ -254,6 +267,8 @@ static enum mf_status stream_constrain(const struct mf_problem *p, const struct 
   const enum mf_status rc = stream_serves(p, 1, dev, why);
   if(rc != MF_OK)
     return rc;
+  if(sched->value[KNOB_UNIT] != WHOLE_UNIT && sched->value[KNOB_UNIT] != HALF_UNIT)
+    return reject(why, RULE_UNIT, sched->value[KNOB_UNIT], WHOLE_UNIT, WHOLE_UNIT, NULL);
   if(ring > (l.scale_slots - 1) * l.unit_stages + 1)
     return reject(why, RULE_RING, ring, (l.scale_slots - 1) * l.unit_stages + 1, (l.scale_slots - 1) * l.unit_stages + 1, NULL);
   if(flight > ring || first_down > ring)
@@ -276,7 +291,7 @@ static double stream_predict_us(const struct mf_problem *p, const struct schedul
   const double up_bytes = 2.0 * p->intermediate * p->hidden, down_bytes = 1.0 * p->intermediate * p->hidden;
   const double peak = dev->bandwidth_gbps * 1e3;               /* bytes per us */
   const double latency_us = 1.3;                               /* of a copy under load */
-  const double unit_bytes = 16.0 * p->hidden;
+  const double unit_bytes = 2.0 * l.unit_features * p->hidden;
   const double in_flight = dev->sms * (double)sched->value[KNOB_FLIGHT] * unit_bytes / l.unit_stages;
   const double rate = peak < in_flight / latency_us ? peak : in_flight / latency_us;
   const double share = active * l.units / dev->sms;            /* units per CTA */
@@ -287,8 +302,9 @@ static double stream_predict_us(const struct mf_problem *p, const struct schedul
   const double front = 0.9 + 0.1 * tokens + (tickets ? 0.15 : 0) + (stream_scoring(p) != MF_STREAM_SOFTMAX ? 0.2 : 0);
   const double hand_off = 0.9 + 0.15 * tokens * problem_ranks(p) / (active > 0 ? active : 1) + 0.02 * (12 - sched->value[KNOB_RING]) +
                           (sched->value[KNOB_LOADERS] < 4 ? 0.1 * tokens : 0);
+  const double hand_overs = l.unit_features == HALF_UNIT ? 0.02 * share : 0; /* of the units' sums */
   const double down_imbalance = 1.0 * dev->sms * l.down_rows / p->hidden;
-  return dev->launch_us + front + hand_off + queueing * 0.1 + active * (up_bytes * imbalance + down_bytes * down_imbalance) / rate;
+  return dev->launch_us + front + hand_off + hand_overs + queueing * 0.1 + active * (up_bytes * imbalance + down_bytes * down_imbalance) / rate;
 }
 
 const struct family_ops family_stream = {

@@ -25,8 +25,8 @@ enum mf_status stream_serves_problem(const struct mf_problem *p, const struct de
 void stream_emit_shape(const struct mf_problem *p, struct strbuf *out);
 /* Fields of struct mf_stream_params. */
 void stream_add_params(struct mf_recipe *r, const struct mf_problem *p, const struct stream_knobs *k);
-/* The maps of w13 and w2, in this order: 'kblocks' per copy, 'rows' of w2 per CTA. */
-void stream_add_up_map(struct mf_recipe *r, const struct mf_problem *p, int kblocks);
+/* The maps of w13 and w2, in this order: 'features' of a unit, 'kblocks' per copy, 'rows' of w2 per CTA. */
+void stream_add_up_map(struct mf_recipe *r, const struct mf_problem *p, int features, int kblocks);
 void stream_add_down_map(struct mf_recipe *r, const struct mf_problem *p, int rows, int kblocks);
 /* The kernel's arguments: the parameters, then each map that has been added. */
 void stream_add_arguments(struct mf_recipe *r);

@@ -4,14 +4,14 @@
 
 #include "family_stream.h"
 
-#define STAGE_KBLOCKS 8  /* k-blocks of 128 columns of 16 rows in a stage of the ring */
 #define REDUCE_BUFFERS 2 /* = finaliser warps */
 
-enum { KNOB_RING, KNOB_LOADERS, KNOB_LOOKAHEAD, KNOB_FLIGHT, KNOB_FIRST_DOWN, KNOB_STATIC, KNOB_ROTATE, KNOB_HAND_OFF, KNOB_PDL, STREAM_KNOBS };
+enum { KNOB_RING, KNOB_LOADERS, KNOB_LOOKAHEAD, KNOB_FLIGHT, KNOB_FIRST_DOWN, KNOB_STATIC, KNOB_ROTATE, KNOB_HAND_OFF, KNOB_PDL, KNOB_UNIT, STREAM_KNOBS };
 
 /* Sizes that follow from problem, schedule and device: the host's twin of struct Layout in layout.cuh. */
 struct stream_layout {
   int kblocks, hblocks;   /* of w13 and of w2; the latter are those of the unsharded matrix, the first and last may be partly other ranks' */
+  int unit_features, stage_kblocks; /* of an up unit, k-blocks of its rows in a stage */
   int units, unit_stages; /* up units per expert, stages per unit */
   int grid, down_ctas, down_rows;
   int down_row_blocks;    /* scale blocks that a CTA's rows touch */

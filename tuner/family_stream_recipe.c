@@ -66,6 +66,7 @@ void stream_emit(const struct mf_problem *p, const struct schedule *sched, const
   strbuf_printf(out, "  static constexpr int kReduceBuffers = %d;\n", REDUCE_BUFFERS);
   strbuf_printf(out, "  static constexpr int kHLoaders = %d;\n", sched->value[KNOB_LOADERS]);
   strbuf_printf(out, "  static constexpr int kHandOff = %d;\n", sched->value[KNOB_HAND_OFF]);
+  strbuf_printf(out, "  static constexpr int kUnitFeatures = %d;\n", l.unit_features);
   strbuf_printf(out, "  static constexpr int kTicketLookahead = %d;\n", sched->value[KNOB_LOOKAHEAD]);
   strbuf_printf(out, "  static constexpr int kScaleSlots = %d;\n", l.scale_slots);
   strbuf_printf(out, "  static constexpr int kPdl = %d; // 1: programmatic dependent launch\n};\n\n", sched->value[KNOB_PDL]);
@@ -134,13 +135,14 @@ void stream_add_params(struct mf_recipe *r, const struct mf_problem *p, const st
   add_more_params(r, p);
 }
 
-/* w13 as [k-block][expert and group of 8 rows][gate, up][row][column]: one box is a unit's 16 rows x 'kblocks'. The strides do not grow with the
+/* w13 as [k-block][expert and group of rows][gate, up][row][column]: one box is a unit's gate and up rows x 'kblocks'. The strides do not grow with the
  * dimension, which the driver accepts though its documentation does not promise it. */
-void stream_add_up_map(struct mf_recipe *r, const struct mf_problem *p, int kblocks)
+void stream_add_up_map(struct mf_recipe *r, const struct mf_problem *p, int features, int kblocks)
 {
   struct mf_recipe_map *m = &r->maps[r->nmaps++];
-  const uint64_t dim[5] = {128, 8, 2, (uint64_t)problem_stored_experts(p) * 2 * (uint64_t)p->intermediate / 8, (uint64_t)p->hidden / 128};
-  const uint32_t box[5] = {128, 8, 2, 1, (uint32_t)kblocks};
+  const uint64_t f = (uint64_t)features;
+  const uint64_t dim[5] = {128, f, 2, (uint64_t)problem_stored_experts(p) * 2 * (uint64_t)p->intermediate / f, (uint64_t)p->hidden / 128};
+  const uint32_t box[5] = {128, (uint32_t)features, 2, 1, (uint32_t)kblocks};
   m->base = MF_SRC_W13;
   m->rank = 5;
   m->swizzle = 128;
@@ -149,7 +151,7 @@ void stream_add_up_map(struct mf_recipe *r, const struct mf_problem *p, int kblo
   memcpy(m->box, box, sizeof(box));
   add_stride(&m->stride[0], MF_SRC_W13_ROW_STRIDE, 1);
   add_stride(&m->stride[1], MF_SRC_W13_ROW_STRIDE, (uint64_t)p->intermediate);
-  add_stride(&m->stride[2], MF_SRC_W13_ROW_STRIDE, 8);
+  add_stride(&m->stride[2], MF_SRC_W13_ROW_STRIDE, f);
   add_stride(&m->stride[3], MF_SRC_CONST, 128);
 }
 
@@ -211,7 +213,7 @@ enum mf_status stream_recipe(const struct mf_problem *p, const struct schedule *
   out->routing_weights_offset = (uint64_t)MF_STREAM_WS_WEIGHTS(problem_ranks(p));
   out->status_offset = MF_STREAM_WS_STATUS;
   stream_add_params(out, p, &runtime_knobs);
-  stream_add_up_map(out, p, STAGE_KBLOCKS);
+  stream_add_up_map(out, p, l.unit_features, l.stage_kblocks);
   stream_add_down_map(out, p, l.down_rows, l.down_kblocks);
   stream_add_arguments(out);
   return MF_OK;
@@ -256,6 +258,7 @@ enum mf_status stream_check_meta(const void *meta, size_t bytes, const struct mf
       {"ring_stages", (long)m->ring_stages, sched->value[KNOB_RING]},
       {"scale_slots", (long)m->scale_slots, l.scale_slots},
       {"hand_off", (long)m->hand_off, sched->value[KNOB_HAND_OFF]},
+      {"unit_features", (long)m->unit_features, l.unit_features},
       {"pdl", (long)m->pdl, sched->value[KNOB_PDL]},
       {"workspace_bytes", (long)m->workspace_bytes, MF_STREAM_WS_BYTES(problem_ranks(p), p->intermediate)},
       {"h_offset", (long)m->h_offset, MF_STREAM_WS_H},

@@ -148,7 +148,7 @@ static enum mf_status walk_from_default(struct walk *w, const struct schedule *b
     if(family->knobs[k].nvalues == 0)
       continue;
     primary[k] = family->knobs[k].primary;
-    arguments[k] = family->knobs[k].primary && !family->knobs[k].compile_time;
+    arguments[k] = family->knobs[k].primary && (!family->knobs[k].compile_time || family->knobs[k].quick);
     kernels[k] = family->knobs[k].primary && family->knobs[k].compile_time;
     secondary[k] = !family->knobs[k].primary;
     all[k] = true;

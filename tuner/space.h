@@ -1,7 +1,7 @@
 /* space.h - the schedule space of one problem on one device: which candidates there are, and why others are not.
  *
  * The space is the product of the knobs' values of each family that serves the problem. Effort picks a subset:
- *   EFFORT_QUICK       the defaults, and the primary knobs that need no other kernel varied one at a time
+ *   EFFORT_QUICK       the defaults, and the primary knobs that need no other kernel (or are marked so) varied one at a time
  *   EFFORT_DEFAULT     the product over the primary knobs; every other knob varied one at a time around the default, and one that is marked so
  *                      together with the primary ones that need another kernel
  *   EFFORT_EXHAUSTIVE  the whole product

@@ -107,13 +107,68 @@ MF_DEVICE float input_weight(const Context<L> &c, int slot, int token)
   return routed ? c.sm.weight[token][c.sm.cleared.rank[slot][token]] : 0.0f;
 }
 
-// Finaliser `b`: sums the 8 warps' partial sums of a unit, h = activate(gate, up), publishes 8 features of the routed tokens.
+MF_DEVICE hw::F32x4 sum_of(hw::F32x4 a, hw::F32x4 b) { return hw::F32x4{a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+MF_DEVICE hw::F32x2 sum_of(hw::F32x2 a, hw::F32x2 b) { return hw::F32x2{a.x + b.x, a.y + b.y}; }
+
+// What a finaliser's lane makes of a unit's sums: one word of h, two successive features of a token.
+template <class L, int kFeatures>
+struct UnitLane;
+
+template <class L>
+struct UnitLane<L, 8> {
+  using Sums = hw::F32x4; // {gate, gate, up, up} of feature lane / 4
+  const bool odd;         // of two lanes with successive features, the odd one stores the odd token
+  const int token;
+
+  MF_DEVICE explicit UnitLane(int lane) : odd((lane >> 2) & 1), token(2 * (lane & 3) + odd) {}
+  MF_DEVICE static int feature(int lane) { return (lane >> 2) & ~1; } // the word's first
+  MF_DEVICE static bool stores() { return true; }
+
+  MF_DEVICE uint32_t word(const Context<L> &c, int slot, Sums v) const
+  {
+    if constexpr(L::Shape::kWeightOnInput) {
+      const float w0 = input_weight(c, slot, 2 * (c.lane & 3)), w1 = input_weight(c, slot, 2 * (c.lane & 3) + 1);
+      v = hw::F32x4{v.x * w0, v.y * w1, v.z * w0, v.w * w1};
+    }
+    const float h0 = activate<L>(v.x, v.z);
+    const float h1 = activate<L>(v.y, v.w);
+    const float partner = hw::shuffle_xor(odd ? h0 : h1, 4);
+    return odd ? hw::to_bf16_pair(partner, h1) : hw::to_bf16_pair(h0, partner);
+  }
+};
+
+template <class L>
+struct UnitLane<L, 4> {
+  using Sums = hw::F32x2;  // gate of feature lane / 4, or, from lane 16 on, up of the lane 16 before
+  const bool up, odd;      // of these two lanes, the one with up has the odd token; of two with successive features the even one stores
+  const int token;
+
+  MF_DEVICE explicit UnitLane(int lane) : up(lane >> 4), odd((lane >> 2) & 1), token(2 * (lane & 3) + up) {}
+  MF_DEVICE static int feature(int lane) { return (lane >> 2) & 2; }
+  MF_DEVICE bool stores() const { return !odd; }
+
+  MF_DEVICE uint32_t word(const Context<L> &c, int slot, Sums v) const
+  {
+    const float other = hw::shuffle_xor(up ? v.x : v.y, 16);
+    float g = up ? other : v.x, u = up ? v.y : other;
+    if constexpr(L::Shape::kWeightOnInput) {
+      const float w = input_weight(c, slot, token);
+      g *= w, u *= w;
+    }
+    const float h = activate<L>(g, u);
+    return hw::to_bf16_pair(h, hw::shuffle_xor(h, 4));
+  }
+};
+
+// Finaliser `b`: sums the 8 warps' partial sums of a unit, h = activate(gate, up), publishes the unit's features of the routed tokens.
 template <class L>
 MF_DEVICE void finalise_units(const Context<L> &c, int b, uint32_t launch)
 {
+  using Lane = UnitLane<L, L::kUnitFeatures>;
+  using Sums = typename Lane::Sums;
   auto &sm = c.sm;
-  const bool odd = (c.lane >> 2) & 1;              // of two lanes with successive features, the odd one stores the odd token
-  const int token = 2 * (c.lane & 3) + odd;
+  const Lane lane(c.lane);
+  const int token = lane.token;
   const int units = sm.active * L::kUnits;
   uint32_t *counter = (uint32_t *)c.workspace(MF_STREAM_WS_TICKETS + (launch & 1) * MF_STREAM_WS_TICKET_STRIDE);
   uint16_t *h = (uint16_t *)(c.workspace(MF_STREAM_WS_H) + (size_t)(launch & 1) * L::kHBytes);
@@ -129,28 +184,21 @@ MF_DEVICE void finalise_units(const Context<L> &c, int b, uint32_t launch)
     const uint32_t unit = sm.reduce_unit[b];
     if(unit == L::kEndOfUnits)
       break;
-    hw::F32x4 v[8];
+    Sums v[8];
     MF_UNROLL
     for(int w = 0; w < 8; ++w)
-      v[w] = sm.reduce[b][w][c.lane];
+      v[w] = ((const Sums *)sm.reduce[b][w])[c.lane];
     const int slot = unit / L::kUnits;
-    const int feature = ((int)unit - slot * L::kUnits) * 8 + ((c.lane >> 2) & ~1);
-    const bool routed = (sm.experts[slot] >> (16 + token)) & 1;
+    const int feature = ((int)unit - slot * L::kUnits) * L::kUnitFeatures + Lane::feature(c.lane);
+    const bool routed = lane.stores() && ((sm.experts[slot] >> (16 + token)) & 1);
     uint32_t *dst = (uint32_t *)(h + (size_t)(token * L::kRanks + sm.cleared.rank[slot][token]) * L::kIntermediate + feature);
     MF_UNROLL
     for(int o = 4; o >= 1; o >>= 1) {
       MF_UNROLL
       for(int w = 0; w < o; ++w)
-        v[w] = hw::F32x4{v[w].x + v[w + o].x, v[w].y + v[w + o].y, v[w].z + v[w + o].z, v[w].w + v[w + o].w};
+        v[w] = sum_of(v[w], v[w + o]);
     }
-    if constexpr(L::Shape::kWeightOnInput) {
-      const float w0 = input_weight(c, slot, 2 * (c.lane & 3)), w1 = input_weight(c, slot, 2 * (c.lane & 3) + 1);
-      v[0] = hw::F32x4{v[0].x * w0, v[0].y * w1, v[0].z * w0, v[0].w * w1};
-    }
-    const float h0 = activate<L>(v[0].x, v[0].z);
-    const float h1 = activate<L>(v[0].y, v[0].w);
-    const float partner = hw::shuffle_xor(odd ? h0 : h1, 4);
-    const uint32_t pair = odd ? hw::to_bf16_pair(partner, h1) : hw::to_bf16_pair(h0, partner);
+    const uint32_t pair = lane.word(c, slot, v[0]);
     trace_first(c, MF_HELPER_FIRST, done); // stamped ahead of the store: nobody can have seen it earlier
     trace_event(c, MF_HELPER_LAST);
     trace_entry(c, n, unit);

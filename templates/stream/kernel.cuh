@@ -268,6 +268,7 @@ MF_ANYWHERE constexpr mf_stream_meta make_meta()
   m.expert_count = Shape::kExpertCount;
   m.intermediate_offset = L::kOffset;
   m.hand_off = L::Schedule::kHandOff;
+  m.unit_features = L::kUnitFeatures;
   m.shared_experts = L::kShared;
   m.shared_gate = Shape::kSharedGate;
   m.weight_on_input = Shape::kWeightOnInput;

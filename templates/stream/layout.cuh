@@ -5,8 +5,9 @@
 // Words used throughout the family:
 //   k-block   128 columns of a weight matrix: one scale, one 128-byte row of a swizzled tile.
 //   atom      8 rows x 128 bytes, 1 KB, the unit of the 128-byte swizzle.
-//   unit      8 features of one expert (8 gate rows and 8 up rows) over all of K. The up projection's piece of work.
-//   stage     16 KB of the ring: for up 16 rows x 8 k-blocks; for down what fits of the CTA's rows of one or two experts.
+//   unit      8 features of one expert (8 gate rows and 8 up rows) over all of K, or 4 of them (Schedule::kUnitFeatures). The up projection's
+//             piece of work.
+//   stage     16 KB of the ring: for up 16 rows x 8 k-blocks, or 8 x 16; for down what fits of the CTA's rows of one or two experts.
 //   slot      position of an active expert in the launch's list (at most tokens * top-k of them).
 //   rank      position of a slot among the slots of one token, 0 .. top-k + shared experts - 1; picks without a slot come behind.
 //   h group   one ready-made wgmma B operand: 8 columns (token, rank) of h. See kernel.cuh, "Rank groups".
@@ -60,9 +61,15 @@ struct Layout {
 
   // --- Up projection ---
   static constexpr int kStageBytes = 16384;
-  static constexpr int kStageKBlocks = 8;
-  static constexpr int kUnits = kIntermediate / 8;             // units per expert
+  static constexpr int kUnitFeatures = Schedule::kUnitFeatures; // 8, or 4
+  static constexpr int kStageKBlocks = 64 / kUnitFeatures;     // of a unit's 2 * kUnitFeatures rows
+  static constexpr int kUnits = kIntermediate / kUnitFeatures; // units per expert
+  static constexpr int kTileKBlocks = kStageKBlocks / 2;       // of a warpgroup's tile of 64 rows
+  static constexpr int kWarpKBlocks = kTileKBlocks / 4;        // whose sums a warp keeps
   static constexpr int kUnitStages = (kKBlocks + kStageKBlocks - 1) / kStageKBlocks; // stages per unit; the last may hold less
+  // What products of a unit's last stage read behind x. Whole units: up to 7 KB, whatever lies there. Half ones: up to 15 KB, and then h has as much.
+  static constexpr int kBehindX = (kUnitStages * kStageKBlocks - kKBlocks) * 1024;
+  static constexpr int kBehindXRoom = kUnitFeatures == 4 && kBehindX > 0 ? kBehindX : 1;
   static constexpr int kRingStages = Schedule::kRingStages;
   static constexpr int kScaleSlots = Schedule::kScaleSlots;    // units whose scale rows fit into shared memory
   static constexpr int kLookahead = Schedule::kTicketLookahead;
@@ -159,6 +166,7 @@ struct Layout {
     union {
       uint8_t h[kHGroups][kHBlocks][1024];         // quantised h, one atom per h group and k-block
       Scores scores;                        // dead before kBarrierFront; larger than h if there are many experts and few features
+      uint8_t behind_x[kBehindXRoom];       // read by products, for nothing
     };
     hw::F32x4 reduce[kReduceBuffers][8][32]; // [buffer][consumer warp][lane]; [0] (with dense tiles, one per tile) also combine y at the end
     Cleared cleared;
@@ -200,7 +208,8 @@ struct Layout {
   static_assert(kShared >= 0 && (kShared > 0 || !Shape::kSharedGate), "shared_experts: a gate has an expert");
   static_assert(kMaxSlots <= 256, "topk: a slot's number is a byte");
   static_assert(kHidden % 128 == 0 && kHidden >= 1024 && kHidden <= 8192, "hidden: whole k-blocks, a unit's scale rows in one cp.async per lane");
-  static_assert(kIntermediate % 16 == 0 && kIntermediate >= 16, "intermediate: rows of w2 are 16-byte aligned, features come in eights");
+  static_assert(kIntermediate % 16 == 0 && kIntermediate >= 16, "intermediate: rows of w2 are 16-byte aligned, units are whole");
+  static_assert(kUnitFeatures == 8 || kUnitFeatures == 4, "unit_features: 8 or 4");
   static_assert(kOffset % 16 == 0 && kOffset >= 0 && kOffset < 128, "intermediate_offset: eight features of a lane or unit lie in one block");
   static_assert(kDownRows <= 64, "grid_ctas: at most 64 rows each, one product tile");
   static_assert(kDownCtas <= kGridCtas && kDownCtas == Schedule::kDownCtas, "down_ctas: the host counts as the kernel does");

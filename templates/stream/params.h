@@ -97,6 +97,7 @@ struct mf_stream_meta {
   uint32_t zero_experts, expert_begin, expert_count;
   uint32_t intermediate_offset;           /* of the rank's first feature in its 128-block               */
   uint32_t hand_off;
+  uint32_t unit_features;
   uint32_t shared_experts, shared_gate, weight_on_input;
   float swiglu_limit, swiglu_alpha;       /* 0: none; 1: SiLU                                           */
 };

@@ -101,7 +101,7 @@ MF_DEVICE void init_barriers(const Context<L> &c)
     sm.ticket[c.lane] = 0;
 }
 
-// The scale rows of a unit's 8 gate and 8 up features, on a barrier of their own: their latency must not count in the cap.
+// The scale rows of a unit's gate and up features, on a barrier of their own: their latency must not count in the cap.
 template <class L>
 MF_DEVICE void copy_scale_rows(const Context<L> &c, int turn, int expert, int feature_block)
 {
@@ -285,7 +285,7 @@ MF_DEVICE void stream_weights(const Context<L> &c, const hw::TensorMap &up_map, 
       issued = false;
       up_stages.add();
       if(chunk == 0)
-        copy_scale_rows(c, turn.turn, expert, (L::kOffset / 8 + turn.feature_block) / 16);
+        copy_scale_rows(c, turn.turn, expert, (L::kOffset / L::kUnitFeatures + turn.feature_block) / (128 / L::kUnitFeatures));
       hw::sync_warp();
       ring.advance();
       if(++k == L::kUnitStages)
