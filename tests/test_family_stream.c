@@ -443,7 +443,7 @@ START_TEST(half_units)
     ck_assert_int_eq(recipe_validate(&r, sizeof(r)), MF_OK);
     ck_assert_uint_eq(r.maps[0].box[1], (unsigned)rows[i].unit);
     ck_assert_uint_eq(r.maps[0].box[4], rows[i].kblocks);
-    ck_assert_uint_eq(r.maps[0].dim[3], (unsigned)problem_stored_experts(&p) * 2 * (unsigned)(p.intermediate / rows[i].unit));
+    ck_assert_uint_eq(r.maps[0].dim[3], (uint64_t)problem_stored_experts(&p) * 2 * (uint64_t)(p.intermediate / rows[i].unit));
     ck_assert_uint_eq(r.maps[0].stride[2].value, (unsigned)rows[i].unit);
     ck_assert_int_eq(emit_source(&p, "test", &sched, &dev, &art, &err), MF_OK);
     snprintf(line, sizeof(line), "static constexpr int kUnitFeatures = %d;", rows[i].unit);
