@@ -169,7 +169,7 @@ START_TEST(kernels_are_varied_together)
 }
 END_TEST
 
-/* Half units are tried where a whole one is large: with every kernel at default effort, once at quick effort. */
+/* Half units are tried where a whole one is large, and are the default there. */
 START_TEST(half_units_are_tried_where_units_are_large)
 {
   static const struct {
@@ -191,11 +191,10 @@ START_TEST(half_units_are_tried_where_units_are_large)
           continue;
         half += sched->value[knob] == 4;
         whole += sched->value[knob] == 8;
-        ck_assert(!list.items[c].is_default || sched->value[knob] == 8);
+        ck_assert(!list.items[c].is_default || sched->value[knob] == (rows[i].large ? 4 : 8));
       }
       ck_assert_int_eq(half > 0, rows[i].large);
-      if(rows[i].large && effort == EFFORT_DEFAULT)
-        ck_assert_uint_gt(3 * half, whole);
+      ck_assert_uint_gt(whole, 0);
       candidate_list_free(&list);
     }
   }

@@ -17,13 +17,14 @@
 #define WHOLE_UNIT 8          /* features of a unit */
 #define HALF_UNIT 4
 #define LARGE_UNIT 65536      /* bytes of a whole unit from which on half ones are tried */
+#define MAX_RING 16
 #define MAX_DOWN_ROWS 64      /* rows of one CTA: one wgmma M tile */
 #define MIN_COLUMNS 8         /* of the router logits: one 16-byte piece of bf16 */
 
 static const struct knob knobs[STREAM_KNOBS] = {
     [KNOB_RING] = {"ring_stages", "ring", "16 KB weight stages in shared memory", true, true, 7, {4, 5, 6, 7, 8, 9, 10}},
     [KNOB_LOADERS] = {"h_loaders", "ld", "warps that fetch and quantise h", true, true, 2, {2, 4}},
-    [KNOB_LOOKAHEAD] = {"ticket_lookahead", "la", "turns between drawing a ticket and its use", true, false, 2, {2, 4}},
+    [KNOB_LOOKAHEAD] = {"ticket_lookahead", "la", "turns (of whole units) between drawing a ticket and its use", true, false, 2, {2, 4}},
     [KNOB_FLIGHT] = {"flight", "fl", "stages in flight per CTA", false, true, 4, {3, 4, 5, 6}},
     [KNOB_FIRST_DOWN] = {"first_down_flight", "fd", "the same for the first down stages", false, true, 4, {2, 3, 4, 6}},
     [KNOB_STATIC] = {"static_rounds", "st", "rounds of units dealt without tickets (1000: all)", false, true, 3, {0, 8, ALL_STATIC}},
@@ -121,7 +122,7 @@ static long shared_size(const struct mf_problem *p, const struct stream_layout *
   long at = (long)ring * STAGE_BYTES + 1024L * l->kblocks + (room > behind_x ? room : behind_x) + 8L * 32 * 16 * REDUCE_BUFFERS;
   at += align_up(cleared, 16);
   at += 8L * l->scale_slots * l->kblocks + 4L * l->slots * l->down_row_blocks * l->hblocks + 4L * rank_slots * MF_STREAM_MAX_TOKENS;
-  at += 4L * l->slots + 2L * 4 + 2L * 4 * REDUCE_BUFFERS + 4L * h_loaders + 4 + 8L * 4 + 4L * ring + local;
+  at += 4L * l->slots + 2L * 4 + 2L * 4 * REDUCE_BUFFERS + 4L * h_loaders + 4 + 4L * 8 * (WHOLE_UNIT / l->unit_features) + 4L * ring + local;
   at = align_up(at, 8) + (2L * REDUCE_BUFFERS + l->scale_slots + 1 + 2L * ring) * 8;
   return align_up(at, 1024);
 }
@@ -228,34 +229,58 @@ static int default_lookahead(const struct mf_problem *p)
   return ceil_div(p->hidden, 1024) >= 4 ? 2 : 4;
 }
 
-/* The deepest ring that fits, few bytes in flight; tickets pay from three tokens on. */
-static void stream_default_schedule(const struct mf_problem *p, int tokens, const struct device_info *dev, struct schedule *out)
+static bool units_are_large(const struct mf_problem *p)
+{
+  return 2L * WHOLE_UNIT * p->hidden >= LARGE_UNIT;
+}
+
+/* The deepest ring of 'fewest' to 'most' stages that fits. */
+static bool choose_ring(const struct mf_problem *p, const struct device_info *dev, struct schedule *sched, int fewest, int most)
 {
   const struct knob *ring = &knobs[KNOB_RING];
+  for(int i = ring->nvalues - 1; i >= 0; i--) {
+    sched->value[KNOB_RING] = ring->values[i];
+    if(ring->values[i] >= fewest && ring->values[i] <= most && stream_shared_bytes(p, sched, dev) <= dev->shared_bytes_per_cta)
+      return true;
+  }
+  return false;
+}
+
+/* Few bytes in flight; tickets pay from three tokens on. With large units half ones, all dealt in turn, near what won for the measured shapes that have them; else, or if there
+ * is no room for a ring of six stages, the deepest ring. */
+static void stream_default_schedule(const struct mf_problem *p, int tokens, const struct device_info *dev, struct schedule *out)
+{
   out->family = &family_stream;
-  out->value[KNOB_LOADERS] = 4;
   out->value[KNOB_LOOKAHEAD] = default_lookahead(p);
   out->value[KNOB_FLIGHT] = 4;
-  out->value[KNOB_FIRST_DOWN] = tokens <= 2 ? 2 : 4;
-  out->value[KNOB_STATIC] = tokens <= 2 ? ALL_STATIC : 0;
   out->value[KNOB_ROTATE] = 1;
   out->value[KNOB_HAND_OFF] = 0;
   out->value[KNOB_PDL] = 0;
+  out->value[KNOB_UNIT] = HALF_UNIT;
+  out->value[KNOB_LOADERS] = 2;
+  out->value[KNOB_FIRST_DOWN] = 3;
+  out->value[KNOB_STATIC] = ALL_STATIC;
+  if(units_are_large(p) && choose_ring(p, dev, out, 6, 8))
+    return;
   out->value[KNOB_UNIT] = WHOLE_UNIT;
-  for(int i = ring->nvalues - 1; i >= 0; i--) {
-    out->value[KNOB_RING] = ring->values[i];
-    if(stream_shared_bytes(p, out, dev) <= dev->shared_bytes_per_cta)
-      return;
-  }
+  out->value[KNOB_LOADERS] = 4;
+  out->value[KNOB_FIRST_DOWN] = tokens <= 2 ? 2 : 4;
+  out->value[KNOB_STATIC] = tokens <= 2 ? ALL_STATIC : 0;
+  choose_ring(p, dev, out, 0, MAX_RING);
 }
 
-/* Of odd rings only the deepest that fits is worth a kernel of its own. Half units spread more evenly, for twice as many hand-overs: where a whole one
- * is large. */
+/* Half units spread more evenly, for twice as many hand-overs: where a whole one is large. With rings of 4 or 5 stages, or four loaders, they never won. */
+static bool offers_half_units(const struct mf_problem *p, const struct schedule *sched)
+{
+  return units_are_large(p) && sched->value[KNOB_RING] >= 6 && sched->value[KNOB_RING] % 2 == 0 && sched->value[KNOB_LOADERS] == 2;
+}
+
+/* Of odd rings only the deepest that fits is worth a kernel of its own. */
 static bool stream_offers(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev)
 {
   struct schedule deeper = *sched;
   deeper.value[KNOB_RING]++;
-  if(sched->value[KNOB_UNIT] == HALF_UNIT && 2L * WHOLE_UNIT * p->hidden < LARGE_UNIT)
+  if(sched->value[KNOB_UNIT] == HALF_UNIT && !offers_half_units(p, sched))
     return false;
   return sched->value[KNOB_RING] % 2 == 0 || stream_shared_bytes(p, &deeper, dev) > dev->shared_bytes_per_cta;
 }

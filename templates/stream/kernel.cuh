@@ -250,7 +250,7 @@ MF_ANYWHERE constexpr mf_stream_meta make_meta()
   m.stage_bytes = L::kStageBytes;
   m.reduce_buffers = L::kReduceBuffers;
   m.h_loaders = L::kHLoaders;
-  m.ticket_lookahead = L::kLookahead;
+  m.ticket_lookahead = L::Schedule::kTicketLookahead;
   m.scale_slots = L::kScaleSlots;
   m.down_kblocks = L::kDownKBlocks;
   m.pdl = L::Schedule::kPdl;
