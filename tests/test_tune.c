@@ -98,6 +98,44 @@ START_TEST(a_second_run_does_nothing_twice)
 }
 END_TEST
 
+static void change(const char *file, const char *sql)
+{
+  char path[512];
+  sqlite3 *db;
+  snprintf(path, sizeof(path), "%s/%s", tool.folder, file);
+  ck_assert_int_eq(sqlite3_open_v2(path, &db, SQLITE_OPEN_READWRITE, NULL), SQLITE_OK);
+  ck_assert_msg(sqlite3_exec(db, sql, NULL, NULL, NULL) == SQLITE_OK, "%s: %s", sql, sqlite3_errmsg(db));
+  ck_assert_int_eq(sqlite3_changes(db), 1);
+  sqlite3_close(db);
+}
+
+/* A schedule that quick effort does not try on its own is timed by it if it won before, in the work store or in the shipped file; what is no longer a schedule is passed over. */
+START_TEST(winners_of_longer_searches_stay_in_the_race)
+{
+#define ODD "stream/ring6-ld2-la2-fl4-fd4-st0-rk1-ho1"
+  static const char timed_sql[] = "SELECT count(*) FROM sample s JOIN candidate c ON c.id=s.candidate_id WHERE c.schedule='" ODD "' AND s.run_id=(SELECT max(id) FROM run)";
+  char path[512];
+  tool_gpu(&tool, "libfakegpu.so", "sms=132");
+  tool_run(&tool, TUNE " --retime");
+  tool_expect(&tool, 0);
+  ck_assert_int_eq(number("work.db", timed_sql), 0);
+  tool_run(&tool, TUNE " --schedule " ODD);
+  tool_expect(&tool, 0);
+  tool_run(&tool, TUNE " --retime");
+  tool_expect(&tool, 0);
+  ck_assert_int_gt(number("work.db", timed_sql), 0);
+  for(int readable = 1; readable >= 0; readable--) {
+    snprintf(path, sizeof(path), "%s/work.db", tool.folder);
+    ck_assert_int_eq(unlink(path), 0);
+    change("schedules.db", readable ? "UPDATE candidate SET schedule='" ODD "' WHERE id=(SELECT candidate_id FROM winner WHERE tokens_min=1)"
+                                    : "UPDATE candidate SET schedule='stream/nonsense' WHERE id=(SELECT candidate_id FROM winner WHERE tokens_min=1)");
+    tool_run(&tool, TUNE);
+    tool_expect(&tool, 0);
+    ck_assert_int_eq(number("work.db", timed_sql) > 0, readable);
+  }
+}
+END_TEST
+
 START_TEST(killed_at_random_moments_it_ends_the_same)
 {
   char *samples, *winners, *samples_after, *winners_after;
@@ -292,6 +330,7 @@ int main(void)
   tcase_add_checked_fixture(tc, begin, end);
   tcase_add_test(tc, a_run_measures_and_ships);
   tcase_add_test(tc, a_second_run_does_nothing_twice);
+  tcase_add_test(tc, winners_of_longer_searches_stay_in_the_race);
   tcase_add_test(tc, killed_at_random_moments_it_ends_the_same);
   tcase_add_loop_test(tc, bad_kernels_cost_only_themselves, 0, 3);
   tcase_add_test(tc, debug_kernels_are_never_winners);

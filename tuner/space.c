@@ -260,6 +260,19 @@ enum mf_status space_enumerate_names(const struct mf_problem *problem, const str
   return rc == MF_OK ? MF_OK : error_prefix(err, "--schedule");
 }
 
+enum mf_status space_add(const struct mf_problem *problem, const struct device_info *dev, const int *tokens, int ntokens, const struct schedule *sched,
+                         struct candidate_list *list, struct error *err)
+{
+  struct walk w = {.problem = problem, .dev = dev, .list = list, .err = err};
+  struct verdict why;
+  bool wanted = false;
+  for(int i = 0; i < ntokens && !wanted; i++)
+    wanted = sched->family->serves(problem, tokens[i], dev, &why) == MF_OK;
+  if(!wanted || limits_before_compile(problem, sched, dev, &why) != MF_OK)
+    return MF_OK;
+  return consider(&w, sched, false);
+}
+
 void candidate_list_free(struct candidate_list *list)
 {
   free(list->items);

@@ -35,6 +35,9 @@ enum mf_status space_enumerate(const struct mf_problem *problem, const struct de
  * error: MF_ERR_USAGE, MF_ERR_NOT_FOUND, MF_ERR_UNSUPPORTED, MF_REJECTED. */
 enum mf_status space_enumerate_names(const struct mf_problem *problem, const struct device_info *dev, const int *tokens, int ntokens, const char *names,
                                      struct candidate_list *list, struct error *err);
+/* Appends the schedule if a token count needs it, no rule rejects it and it is not there yet. */
+enum mf_status space_add(const struct mf_problem *problem, const struct device_info *dev, const int *tokens, int ntokens, const struct schedule *sched,
+                         struct candidate_list *list, struct error *err);
 void candidate_list_free(struct candidate_list *list);
 enum mf_status effort_from_name(const char *name, enum effort *out, struct error *err);
 const char *effort_name(enum effort effort);

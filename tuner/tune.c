@@ -34,6 +34,7 @@ void job_free(struct job *job)
   free(job->artifacts);
   free(job->artifact_of);
   candidate_list_free(&job->list);
+  incumbents_free(&job->incumbents);
   memset(job, 0, sizeof(*job));
 }
 

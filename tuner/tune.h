@@ -12,6 +12,7 @@
 #include "commands.h"
 #include "device_client.h"
 #include "error.h"
+#include "incumbent.h"
 #include "progress.h"
 #include "space.h"
 #include "spec.h"
@@ -37,6 +38,7 @@ struct job {
   int tokens[MAX_TOKEN_COUNTS];
   int ntokens;
   int64_t shape_id;
+  struct incumbents incumbents;  /* of a GPU, unless schedules were named: candidates whatever the effort, which never leave the race */
   struct candidate_list list;    /* candidates still in the race */
   struct artifact *artifacts;    /* owned, by their names */
   size_t nartifacts;

@@ -40,6 +40,20 @@ static void on_space_reject(void *context, const struct schedule *sched, const s
     step->rc = put_reject(step, name, why, step->err);
 }
 
+/* Winners of earlier runs that this effort would not try. */
+static enum mf_status add_incumbents(struct build_step *step, struct error *err)
+{
+  struct job *job = step->job;
+  struct tuner *t = step->t;
+  enum mf_status rc = MF_OK;
+  if(!t->target.gpu)
+    return MF_OK;
+  rc = incumbents_load(&job->incumbents, t->store, t->opt->shipped_path, job->spec.name, &t->target.dev, err);
+  for(size_t i = 0; i < job->incumbents.count && rc == MF_OK; i++)
+    rc = space_add(&job->spec.problem, &t->target.dev, job->tokens, job->ntokens, &job->incumbents.items[i].schedule, &job->list, err);
+  return rc;
+}
+
 /* All candidates of the job's token counts; rejections go to the store in one transaction. */
 static enum mf_status enumerate(struct build_step *step, struct error *err)
 {
@@ -53,6 +67,8 @@ static enum mf_status enumerate(struct build_step *step, struct error *err)
   else
     rc = space_enumerate_counts(&job->spec.problem, &step->t->target.dev, job->tokens, job->ntokens, step->t->opt->effort, &job->list,
                                 on_space_reject, step, err);
+  if(rc == MF_OK && step->t->opt->schedules == NULL)
+    rc = add_incumbents(step, err);
   if(step->rc != MF_OK)
     rc = step->rc;
   if(rc != MF_OK && rc != MF_ERR_UNSUPPORTED) {

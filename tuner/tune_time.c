@@ -182,26 +182,14 @@ static bool keep_going(void *context, const char *what, size_t done, size_t tota
   return !interrupt_requested();
 }
 
-struct incumbent {
-  int64_t device_id, candidate_id[MAX_TOKENS + 1]; /* by token count */
-};
-
-static bool remember_incumbent(void *context, const struct winner *win)
-{
-  struct incumbent *inc = context;
-  for(int tokens = win->tokens_min; win->device_id == inc->device_id && tokens <= win->tokens_max && tokens <= MAX_TOKENS; tokens++)
-    inc->candidate_id[tokens] = win->candidate_id;
-  return true;
-}
-
-/* The default schedule of this token count and the winner of earlier runs never leave the race. */
-static void pin(const struct job *job, const struct device_info *dev, const struct incumbent *inc, int tokens, bool *pinned)
+/* The default schedule of this token count and the winners of earlier runs never leave the race. */
+static void pin(const struct job *job, const struct device_info *dev, int tokens, bool *pinned)
 {
   for(size_t i = 0; i < job->list.count; i++) {
     const struct candidate *cand = &job->list.items[i];
     struct schedule base = {.family = cand->schedule.family};
     base.family->default_schedule(&job->spec.problem, tokens, dev, &base);
-    pinned[i] = schedule_equal(&base, &cand->schedule) || cand->id == inc->candidate_id[tokens];
+    pinned[i] = schedule_equal(&base, &cand->schedule) || incumbents_have(&job->incumbents, &cand->schedule, tokens);
   }
 }
 
@@ -222,21 +210,19 @@ static enum mf_status time_all(struct time_step *step, struct timing_row **rows,
   struct tuner *t = step->t;
   const struct timing_device device = {step, open_profile, measure_round};
   const struct timing_sink sink = {step, keep_samples, known_samples, keep_going};
-  struct incumbent inc = {.device_id = t->device_id};
   struct timing_policy policy;
   bool *pinned = calloc(job->list.count, sizeof(*pinned));
-  enum mf_status rc;
+  enum mf_status rc = MF_OK;
   if(pinned == NULL)
     return error_set(err, MF_ERR_NOMEM, "out of memory");
   timing_policy_default(&policy);
-  rc = store_each_winner(t->store, job->spec.name, remember_incumbent, &inc, err);
   progress_phase(&t->progress, "%s: timing", job->spec.name);
   for(int i = 0; i < job->ntokens && rc == MF_OK; i++) {
     step->token_index = i;
     rows[i] = calloc(job->list.count, sizeof(*rows[i]));
     if(rows[i] == NULL)
       rc = error_set(err, MF_ERR_NOMEM, "out of memory");
-    pin(job, &t->target.dev, &inc, job->tokens[i], pinned);
+    pin(job, &t->target.dev, job->tokens[i], pinned);
     mark_default(job, &t->target.dev, job->tokens[i]);
     if(rc == MF_OK)
       rc = timing_run(&policy, &job->spec, job->tokens[i], job->list.items, job->list.count, pinned, &device, &sink, rows[i], err);
