@@ -268,9 +268,10 @@ enum mf_status space_add(const struct mf_problem *problem, const struct device_i
   bool wanted = false;
   for(int i = 0; i < ntokens && !wanted; i++)
     wanted = sched->family->serves(problem, tokens[i], dev, &why) == MF_OK;
-  if(!wanted || limits_before_compile(problem, sched, dev, &why) != MF_OK)
+  if(!wanted || limits_before_compile(problem, sched, dev, &why) != MF_OK || listed(&w, sched))
     return MF_OK;
-  return consider(&w, sched, false);
+  list->considered++;
+  return append_candidate(&w, sched, false);
 }
 
 void candidate_list_free(struct candidate_list *list)
