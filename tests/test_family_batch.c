@@ -26,7 +26,7 @@ static int knob(const char *name)
 }
 
 /* Emits and compiles; fills in the artifact. */
-static void compile(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev, struct artifact *art)
+static void compile(const struct mf_problem *p, const struct schedule *sched, const struct device_info *dev, enum compile_build build, struct artifact *art)
 {
   struct error err = {MF_OK, ""};
   struct closure closure;
@@ -34,7 +34,7 @@ static void compile(const struct mf_problem *p, const struct schedule *sched, co
   ck_assert_msg(nvrtc_open(&nvrtc, &err) == MF_OK, "%s", err.text);
   ck_assert_msg(emit_source(p, "test", sched, dev, art, &err) == MF_OK, "%s", err.text);
   ck_assert_msg(closure_collect("templates", art->source, &closure, &err) == MF_OK, "%s", err.text);
-  ck_assert_msg(compile_artifact(nvrtc, &closure, "sm_90a", COMPILE_PLAIN, art, &err) == MF_OK, "%s\n%s", err.text, art->log != NULL ? art->log : "");
+  ck_assert_msg(compile_artifact(nvrtc, &closure, "sm_90a", build, art, &err) == MF_OK, "%s\n%s", err.text, art->log != NULL ? art->log : "");
   closure_free(&closure);
   nvrtc_close(nvrtc);
 }
@@ -48,7 +48,7 @@ static void agree(const struct mf_problem *p, const struct schedule *sched, cons
   ck_assert_msg(problem_validate(p, &err) == MF_OK, "%s", err.text);
   ck_assert_msg(family_batch.constrain(p, sched, dev, &why) == MF_OK, "rule %s: %s", why.rule, why.detail);
   ck_assert_int_le(family_batch.shared_bytes(p, sched, dev), dev->shared_bytes_per_cta);
-  compile(p, sched, dev, &art);
+  compile(p, sched, dev, COMPILE_PLAIN, &art);
   ck_assert_msg(cubin_read_symbol(art.cubin, art.cubin_bytes, "mf_meta", meta, sizeof(*meta), &err) == MF_OK, "%s", err.text);
   ck_assert_msg(family_batch.check_meta(meta, sizeof(*meta), p, sched, dev, &why) == MF_OK, "%s", why.detail);
   ck_assert_msg(limits_after_compile(p, sched, dev, &art, &why) == MF_OK, "rule %s: %s", why.rule, why.detail);
@@ -223,6 +223,66 @@ START_TEST(schedules_that_are_refused)
 }
 END_TEST
 
+/* Where registers are tight: a consumer warp with a tile of its own and two k-blocks, loaders with much of h in 64 registers, a watchdog in addition. */
+START_TEST(registers_suffice)
+{
+  static const struct {
+    int hidden, intermediate, offset, experts, top_k, tokens, overlay /* -1: the default */;
+    enum compile_build build;
+  } rows[] = {{5120, 192, 0, 160, 8, 24, -1, COMPILE_PLAIN}, {5120, 1024, 0, 16, 1, 24, -1, COMPILE_PLAIN}, {4096, 1792, 0, 16, 2, 16, -1, COMPILE_PLAIN},
+              {4096, 384, 0, 64, 8, 16, 1, COMPILE_PLAIN},   {6144, 384, 0, 64, 8, 16, 1, COMPILE_PLAIN},   {1408, 400, 32, 32, 3, 16, 0, COMPILE_PLAIN},
+              {2304, 512, 0, 256, 8, 16, 1, COMPILE_PLAIN},  {4096, 384, 0, 128, 8, 16, -1, COMPILE_DEBUG}, {2048, 352, 96, 64, 12, 16, 1, COMPILE_PLAIN}};
+  const struct device_info dev = device("h200");
+  struct mf_problem p;
+  struct schedule sched = {.family = &family_batch};
+  struct artifact art = {0};
+  struct verdict why = {0};
+  problem_init(&p);
+  p.hidden = rows[_i].hidden;
+  p.intermediate = rows[_i].intermediate;
+  p.intermediate_offset = rows[_i].offset;
+  p.experts = p.expert_count = rows[_i].experts;
+  p.top_k = rows[_i].top_k;
+  p.score = MF_SCORE_SOFTMAX;
+  p.renormalize = 1;
+  p.groups = p.groups_kept = 1;
+  family_batch.default_schedule(&p, rows[_i].tokens, &dev, &sched);
+  if(rows[_i].overlay >= 0)
+    sched.value[knob("overlay")] = rows[_i].overlay;
+  ck_assert_int_eq(family_batch.constrain(&p, &sched, &dev, &why), MF_OK);
+  compile(&p, &sched, &dev, rows[_i].build, &art);
+  ck_assert_msg(art.spill_bytes == 0 && art.stack_bytes == 0, "%ld bytes of spills, %ld of stack", art.spill_bytes, art.stack_bytes);
+  artifact_free(&art);
+}
+END_TEST
+
+/* A cap that the down phase begins without is refused where its first stages may fill the down ring. */
+START_TEST(the_down_phase_is_capped_from_its_beginning_or_not_at_all)
+{
+  static const struct {
+    int flight, first_down;
+    enum mf_status rc;
+  } rows[] = {{4, 6, MF_REJECTED}, {4, 5, MF_OK}, {6, 6, MF_OK}, {6, 2, MF_OK}};
+  const struct device_info dev = device("h200");
+  struct mf_problem p = problem("tiny");
+  struct schedule sched = {.family = &family_batch};
+  struct verdict why = {0};
+  p.intermediate = 512; /* h of half of four ranks takes all of x: the six stages of the ring are the down ring */
+  p.experts = p.expert_count = 16;
+  p.top_k = 4;
+  family_batch.default_schedule(&p, 32, &dev, &sched);
+  sched.value[knob("ring_stages")] = 6;
+  sched.value[knob("overlay")] = 1;
+  for(int i = 0; i < ROWS(rows); i++) {
+    sched.value[knob("flight")] = rows[i].flight;
+    sched.value[knob("first_down_flight")] = rows[i].first_down;
+    ck_assert_msg(family_batch.constrain(&p, &sched, &dev, &why) == rows[i].rc, "row %d", i);
+    if(rows[i].rc != MF_OK)
+      ck_assert_str_eq(why.rule, "flight");
+  }
+}
+END_TEST
+
 START_TEST(buckets_are_groups)
 {
   static const int rows[][3] = {{9, 9, 16}, {16, 9, 16}, {17, 17, 24}, {24, 17, 24}, {25, 25, 32}, {32, 25, 32}};
@@ -346,6 +406,8 @@ int main(void)
   tcase_add_loop_test(tc, variants_agree, 0, ROWS(variants));
   tcase_add_test(tc, what_is_refused);
   tcase_add_test(tc, schedules_that_are_refused);
+  tcase_add_loop_test(tc, registers_suffice, 0, 9);
+  tcase_add_test(tc, the_down_phase_is_capped_from_its_beginning_or_not_at_all);
   tcase_add_test(tc, buckets_are_groups);
   tcase_add_test(tc, recipes_are_valid);
   tcase_add_test(tc, parameters_are_complete);

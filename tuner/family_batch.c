@@ -70,6 +70,7 @@ struct layout {
   int grid, down_ctas, down_rows;
   int down_row_blocks;    /* scale blocks that a CTA's rows touch */
   int down_kblocks;       /* k-blocks per down copy */
+  int down_parts;         /* stages of the ring in a down stage */
   int down_ring;          /* down stages, in the ring and where x was */
   int turn_slots;         /* turns that the scheduler may be ahead */
   int low_ranks;          /* ranks whose h does not lie where x (and with many ranks the partial sums) was */
@@ -100,10 +101,17 @@ static int tile_warps_of(int down_rows)
   return down_rows <= 16 ? 4 : down_rows <= 32 ? 2 : 1;
 }
 
-/* k-blocks of w2 that a down stage of 'parts' stages of the ring may have: what fits, and two for each warp that shares a tile of 16 rows, of four groups one. */
+/* Whether a consumer warp has registers for two k-blocks at a time; with one tile for each warp only where the others can do with fewer. */
+static bool two_kblocks(const struct layout *l)
+{
+  const int row_chunks = l->hblocks % 4 == 0 || l->hblocks == 3 ? 2 * ceil_div(l->hblocks, 4) : ceil_div(l->hblocks, 2);
+  return (l->groups == 2 && row_chunks <= 4) || (l->groups < 4 && tile_warps_of(l->down_rows) > 1);
+}
+
+/* k-blocks of w2 that a down stage of 'parts' stages of the ring may have: what fits, and one or two for each warp that shares a tile of 16 rows. */
 static int most_down_kblocks(const struct layout *l, int parts)
 {
-  const int most = tile_warps_of(l->down_rows) * (l->groups < 4 ? 2 : 1), fit = parts * STAGE_BYTES / (128 * l->down_rows);
+  const int most = tile_warps_of(l->down_rows) * (two_kblocks(l) ? 2 : 1), fit = parts * STAGE_BYTES / (128 * l->down_rows);
   return fit < most ? fit : most;
 }
 
@@ -116,6 +124,7 @@ static void size_down_stages(struct layout *l, int ring, int high_ranks)
   const int parts = two < one && rounds_two <= rounds_one ? 2 : 1, bytes = parts * STAGE_BYTES;
   const int in_x = (l->kblocks - high_ranks * l->hblocks) * l->groups * 1024 / bytes;
   const int places = ring / parts + (in_x > 0 ? in_x : 0), at_most = MAX_DOWN_BYTES / bytes;
+  l->down_parts = parts;
   l->down_kblocks = ceil_div(l->hblocks, parts == 2 ? two : one);
   l->down_ring = (places < at_most ? places : at_most) / 2 * 2;
 }
@@ -295,6 +304,9 @@ static enum mf_status batch_constrain(const struct mf_problem *p, const struct s
     return reject(why, RULE_OVERLAY, 1, 0, 0, NULL);
   if(flight > ring || first_down > ring)
     return reject(why, RULE_FLIGHT, flight > ring ? flight : first_down, ring, ring, NULL);
+  if(flight < ring && flight / l.down_parts < l.down_ring && first_down / l.down_parts >= l.down_ring)
+    return reject(why, RULE_FLIGHT, first_down, l.down_ring * l.down_parts - 1, l.down_ring * l.down_parts - 1,
+                  "a cap on the down phase that begins later: the first down stages may not fill the down ring");
   if(sched->value[KNOB_STATIC] == ALL_STATIC && sched->value[KNOB_LOOKAHEAD] != 2)
     return reject(why, RULE_EQUIVALENT, sched->value[KNOB_LOOKAHEAD], 2, 2, "no tickets: the look-ahead means nothing");
   memset(why, 0, sizeof(*why));

@@ -131,7 +131,13 @@ struct HRow : stream::HRow<L> {
 template <class L>
 MF_DEVICE void load_rows(const Context<L> &c, const char *h, int slot, int group, uint32_t rows, int half)
 {
-  constexpr int kTogether = HRow<L>::kChunks <= 2 ? 4 : HRow<L>::kChunks <= 4 ? 2 : 1; // (registers)
+#ifdef MF_WATCHDOG
+  constexpr bool kMuch = true;
+#else
+  constexpr bool kMuch = L::kOverlay || !L::kWholeHBlocks;
+#endif
+  constexpr int kChunks = HRow<L>::kChunks; // registers: with two chunks and 64 of them, three rows where there is much else to keep
+  constexpr int kTogether = kChunks == 2 && L::kMoreRegisters && kMuch ? 3 : kChunks <= 2 ? 4 : kChunks <= 4 ? 2 : 1;
   MF_LOOP
   while(rows != 0) {
     HRow<L> row[kTogether];

@@ -98,12 +98,14 @@ struct Layout {
   static constexpr int kGridCtas = Schedule::kGridCtas;
   static constexpr int kDownRows = 8 * ((kHidden / 8 + kGridCtas - 1) / kGridCtas);
   static constexpr int kDownCtas = (kHidden + kDownRows - 1) / kDownRows;
-  static constexpr bool kSlab = kDownRows == 16;
   static constexpr int kDownRowBlocks = 128 % kDownRows == 0 ? 1 : 2;
   static constexpr int kDownKBlockBytes = kDownRows * 128;
   static constexpr int kRowTiles = kDownRows <= 16 ? 1 : kDownRows <= 32 ? 2 : 4; // of 16 rows; with 40 or 48 rows the fourth holds none
   static constexpr int kTileWarps = 4 / kRowTiles;      // of a warpgroup, in each tile: they share the stage's k-blocks
-  static constexpr int kTileKBlocks = (kGroups < 4 ? 2 : 1) * kTileWarps; // of a down stage, at most: a warp has registers for two (with four groups for one)
+  static constexpr int kRowChunks = kHBlocks % 4 == 0 || kHBlocks == 3 ? (kHBlocks + 3) / 4 * 2 : (kHBlocks + 1) / 2; // of 16 bytes, of a row of h, that a loader's lane holds
+  static constexpr bool kMoreRegisters = kGroups == 2 && kRowChunks <= 4;         // the consumers can have more, since the others can do with fewer
+  static constexpr bool kTwoKBlocks = kMoreRegisters || (kGroups < 4 && kTileWarps > 1); // a consumer has registers for two at a time
+  static constexpr int kTileKBlocks = (kTwoKBlocks ? 2 : 1) * kTileWarps;         // of a down stage, at most
   static constexpr int kDownPieces1 = down_pieces(kHBlocks, kStageBytes / kDownKBlockBytes, kTileKBlocks); // with down stages of one stage of the ring
   static constexpr int kDownPieces2 = down_pieces(kHBlocks, 2 * kStageBytes / kDownKBlockBytes, kTileKBlocks);
   static constexpr int kRounds1 = down_rounds(kHBlocks, kDownPieces1, kTileWarps), kRounds2 = down_rounds(kHBlocks, kDownPieces2, kTileWarps);
@@ -114,7 +116,6 @@ struct Layout {
   static constexpr int kWarpKBlocks = (kDownKBlocks + kTileWarps - 1) / kTileWarps; // of a down stage, for each warp: 1 or 2
   static constexpr int kDownCopyBytes = kDownKBlocks * kDownKBlockBytes;
   static constexpr int kDownStageBytes = kDownParts * kStageBytes;
-  static constexpr int kDownSlots = 1;
 
   // --- h sets. With kOverlay, those of the ranks from kLowRanks on lie where x was (with many ranks, and the partial sums behind it): they are
   // written once the CTA's up phase is over. As many as there is room for, half of them at most. ---
@@ -144,8 +145,8 @@ struct Layout {
   static constexpr int kWarps = 20;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRegisters = 65536 / kThreads / 8 * 8;          // of a thread at launch: what there is
-  static constexpr int kConsumerRegisters = kGroups == 2 ? 144 : 128; // behind the front. (Of more groups the others' code does not fit into 64.)
-  static constexpr int kOtherRegisters = kGroups == 2 ? 64 : 72;
+  static constexpr int kConsumerRegisters = kMoreRegisters ? 144 : 128; // behind the front
+  static constexpr int kOtherRegisters = kMoreRegisters ? 64 : 72;
   static constexpr int kFrontWarps = kHelpers + 8; // all but producer and scheduler: they quantise x
   static constexpr int kRouters = 16; // consumers, loaders and two finalisers: each routes one or two tokens
   static constexpr int kRouteRounds = (kMaxTokens + kRouters - 1) / kRouters;
@@ -228,7 +229,7 @@ struct Layout {
     uint32_t reduce_unit[kReduceBuffers];   // 4 * unit + group of the item in the buffer, kEndOfUnits after the last
     uint32_t published[kReduceBuffers];     // 1 + last unit that the finaliser has published some of, kAllPublished at the end
     uint32_t h_loaded[2][kHLoaders];        // items whose low (high) ranks the loader has written
-    uint32_t stage_unit[kRingStages];       // unit of an up stage, kEndOfUnits for a down stage
+    uint32_t stage_unit[kRingStages];       // unit of an up stage, kEndOfUnits behind the last one
     SlotNumber slot_of[kTableExperts];      // of active experts
     alignas(8) Barriers barrier;
   };
@@ -274,7 +275,7 @@ struct Layout {
   static_assert(kDownCtas <= kGridCtas && kDownCtas == Schedule::kDownCtas, "down_ctas: the host counts as the kernel does");
   static_assert(kGridCtas <= MF_STREAM_WS_MAX_GRID, "grid_ctas: the workspace holds one launch count per CTA");
   static_assert(kDownCopyBytes <= kDownStageBytes, "down tile: a down stage holds what is copied to it");
-  static_assert(kWarpKBlocks >= 1 && kWarpKBlocks <= 2, "down tile: registers for two k-blocks");
+  static_assert(kWarpKBlocks == 1 || (kWarpKBlocks == 2 && kTwoKBlocks), "down tile: registers for two k-blocks");
   static_assert(kDownRing >= 2 && kDownRing % 2 == 0 && kInRing >= 1, "down ring: a place for either warpgroup");
   static_assert(kRingStages >= 4 && kRingStages <= 16 && kRingStages % 2 == 0, "ring_stages: even, or a warpgroup misses phases of its stages");
   static_assert(kLookahead >= 1 && kLookahead <= 4, "ticket_lookahead: a register each");

@@ -1,6 +1,6 @@
 // producer.cuh - the weight stream: one lane that only waits for a free stage and issues the next copy.
 //
-// Who runs it   warp kProducerWarp: all lanes list the experts (route.cuh), lane 0 streams.
+// Who runs it   warp kProducerWarp: all lanes list the experts (route.cuh), one of them streams.
 // Reads         w13, w2 (global); experts[], active; behind the static rounds queue[] (scheduler.cuh).
 // Writes        the ring, stage_unit[].
 // Waits for     kBarrierRouted; then free stages (empty[], down_empty[], by the stage's warpgroup; x_free), landed stages (full[], down_full[], by its own
@@ -159,7 +159,8 @@ struct DownLane {
   DownRing<L> next, oldest; // to be handed out; in flight
   int number = 0, in_flight = 0, limit, later_limit;
 
-  // Limits are in the ring's stages. The first 8 of those are held back a little: other CTAs still need up weights.
+  // Limits are in the ring's stages. The first 8 of those are held back a little: other CTAs still need up weights. What is in flight must be followed from the first stage
+  // on or not at all, since a place must be seen to land before it is handed out again: rule `flight` of family_batch.c sees to it.
   MF_DEVICE DownLane(const Context<L> &context, RingLane<L> &up) : c(context), ring(up), next(up.stage, 0), oldest(up.stage, 0)
   {
     limit = larger(c.p.first_down_flight / L::kDownParts, 1);
@@ -216,7 +217,7 @@ MF_DEVICE void stream_down(const Context<L> &c, RingLane<L> &ring, const hw::Ten
   }
 }
 
-// Lane 0's work behind the list.
+// The streaming lane's work behind the list.
 template <class L>
 MF_DEVICE void stream_weights(const Context<L> &c, const hw::TensorMap &up_map, const hw::TensorMap &down_map, int active)
 {

@@ -88,7 +88,7 @@ struct UpRows {
   }
 };
 
-// All units of this CTA. `consumer` is 0..7. On return the ring stands at the warpgroup's first down stage.
+// All units of this CTA. `consumer` is 0..7. On return the ring stands behind the warpgroup's last up stage.
 template <class L>
 MF_DEVICE void up_units(const Context<L> &c, int consumer, RingReader<L> &ring)
 {
