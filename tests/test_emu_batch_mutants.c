@@ -74,9 +74,9 @@ static const struct mutant split_mutants[] = {
     {"both_pairs_have_a_tile_each", "batch/down.cuh", "16 * (w4 % L::kRowTiles)", "16 * (w4 / L::kRowTiles)", {GATE(GATE_Y_GIVEN_H)}, 1},
     {"a_k_block_behind_the_last_is_multiplied", "batch/down.cuh", "block0 + L::kTileWarps < L::kDownKBlocks && ", "", {GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE), EMU_RACE, EMU_UNINITIALISED}, 2},
 };
-/* 48 rows of w2 per CTA: two k-blocks, and two stages of the ring, in a down stage, four of which there are; the fourth lies where x was, behind h of the higher rank. */
+/* 24 rows of w2 per CTA: three k-blocks, and two stages of the ring, in a down stage, four of which there are; the fourth lies where x was, behind h of the higher rank. */
 static const struct batch_row places = {
-    .name = "places", .sms = 22, .hidden = 1024, .intermediate = 256, .experts = 32, .top_k = 2, .token_groups = 3, .ring = 6, .overlay = 1, .cases = {{20, UNIFORM, 1}}};
+    .name = "places", .sms = 48, .hidden = 1152, .intermediate = 384, .experts = 16, .top_k = 2, .token_groups = 3, .ring = 6, .overlay = 1, .cases = {{20, UNIFORM, 1}}};
 static const struct mutant places_mutants[] = {
     {"a_down_stage_over_live_x", "batch/producer.cuh", "} else if(number == L::kInRing) {", "} else if(number == L::kDownRing) {", {EMU_EARLY_OVERWRITE, EMU_RACE, GATE(GATE_H)}, 2},
     {"a_down_place_is_used_again_too_soon", "batch/producer.cuh", "} else if(number >= L::kDownRing) {", "} else if(number > L::kDownRing) {", {EMU_EARLY_OVERWRITE, EMU_RACE}, 2},

@@ -245,6 +245,9 @@ enum mf_status tune_command(const struct options *opt, const char *const *specs,
       ended = !is_ordinary(opt) || !t.target.gpu ? MF_OK : store_ship(t.store, opt->shipped_path, &end); /* what we ship was measured */
     if(rc == MF_OK && ended != MF_OK)
       rc = error_set(err, ended, "%s", end.text);
+    if(rc == MF_OK && t.target.gpu && !is_ordinary(opt))
+      progress_say(&t.progress, "not written to %s: %s; the winners are in %s only", opt->shipped_path,
+                   opt->schedules != NULL ? "schedules were named, the space was not searched" : "these kernels are not for serving", opt->store_path);
     if(rc == MF_OK && opt->build != COMPILE_DEBUG)
       rc = show_results(&t, jobs, nspecs, err);
   }
