@@ -20,8 +20,8 @@ def at(file: str, text: str) -> str:
 
 
 WRITE = "Write access " + at("stream/up.cuh", "sm.reduce[buffer][consumer]")
-READ = "Read access " + at("stream/handoff.cuh", "v[w] = sm.reduce[b][w]")
-OTHER = "Read access " + at("stream/handoff.cuh", "const bool routed = (sm.experts[slot]")
+READ = "Read access " + at("stream/handoff.cuh", "sm.reduce[b][w])[c.lane]")
+OTHER = "Read access " + at("stream/handoff.cuh", "const bool routed = lane.stores()")
 FLAG = (
     "Write access " + at("hw/memory.cuh", "st.release.cta.shared::cta.u32 [%0]"),
     "Read access " + at("hw/memory.cuh", "ld.acquire.cta.shared::cta.u32 %0"),
