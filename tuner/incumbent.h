@@ -21,8 +21,8 @@ struct incumbents {
   size_t count, space;
 };
 
-/* Appends those of the shape. 'store' may be read and written by the caller meanwhile; 'shipped_path' need not exist, and a file there that cannot be read has none
- * (store_ship() will say what is wrong with it). 'dev' is the device that the run measures on. */
+/* Appends those of the shape; MF_ERR_NOMEM, MF_ERR_STORE of the work store. 'shipped_path' need not exist, and a file there that cannot be read has none (store_ship() will say
+ * what is wrong with it). 'dev' is the device that the run measures on. */
 enum mf_status incumbents_load(struct incumbents *out, struct store *store, const char *shipped_path, const char *shape_name, const struct device_info *dev, struct error *err);
 bool incumbents_have(const struct incumbents *list, const struct schedule *sched, int tokens);
 void incumbents_free(struct incumbents *list);
