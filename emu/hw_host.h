@@ -131,7 +131,7 @@ MF_DEVICE U32x4 load_global_relaxed(const U32x4 *p)
   return v;
 }
 MF_DEVICE void store_global_relaxed(uint32_t *p, uint32_t v) { emu_store_relaxed(p, v, 0); }
-MF_DEVICE uint32_t add_global(uint32_t *p, uint32_t v) { return emu_add(p, v); }
+MF_DEVICE uint32_t increment_global(uint32_t *p) { return emu_add(p, 1); }
 MF_DEVICE void or_global(uint32_t *p, uint32_t v) { emu_or(p, v); }
 MF_DEVICE uint32_t load_shared_relaxed(const uint32_t *p) { return emu_load_relaxed(p, 0); }
 MF_DEVICE void store_shared_relaxed(uint32_t *p, uint32_t v) { emu_store_relaxed(p, v, 0); }

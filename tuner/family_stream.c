@@ -14,6 +14,7 @@
 
 #define STAGE_BYTES 16384
 #define ALL_STATIC 1000       /* more rounds than any problem has: no tickets */
+#define SOME_STATIC 8         /* as many rounds of half units as two tokens have of them, nearly */
 #define WHOLE_UNIT 8          /* features of a unit */
 #define HALF_UNIT 4
 #define LARGE_UNIT 65536      /* bytes of a whole unit from which on half ones are tried */
@@ -27,7 +28,7 @@ static const struct knob knobs[STREAM_KNOBS] = {
     [KNOB_LOOKAHEAD] = {"ticket_lookahead", "la", "turns (of whole units) between drawing a ticket and its use", true, false, 2, {2, 4}},
     [KNOB_FLIGHT] = {"flight", "fl", "stages in flight per CTA", false, true, 4, {3, 4, 5, 6}},
     [KNOB_FIRST_DOWN] = {"first_down_flight", "fd", "the same for the first down stages", false, true, 4, {2, 3, 4, 6}},
-    [KNOB_STATIC] = {"static_rounds", "st", "rounds of units dealt without tickets (1000: all)", false, true, 3, {0, 8, ALL_STATIC}},
+    [KNOB_STATIC] = {"static_rounds", "st", "rounds of units dealt without tickets (1000: all)", false, true, 3, {0, SOME_STATIC, ALL_STATIC}},
     [KNOB_ROTATE] = {"rotate_k", "rk", "1: successive units start at successive k chunks", false, false, 2, {0, 1}},
     [KNOB_HAND_OFF] = {"hand_off", "ho", "1: with several rows of h per expert all warps load them, several at a time", true, false, 2, {0, 1}, .added = true, .together = true},
     [KNOB_PDL] = {"pdl", "pd", "1: may begin before the kernel ahead of it has ended (programmatic dependent launch)", true, false, 0, {0, 1}, .added = true, .unnamed = true},
@@ -122,7 +123,7 @@ static long shared_size(const struct mf_problem *p, const struct stream_layout *
   long at = (long)ring * STAGE_BYTES + 1024L * l->kblocks + (room > behind_x ? room : behind_x) + 8L * 32 * 16 * REDUCE_BUFFERS;
   at += align_up(cleared, 16);
   at += 8L * l->scale_slots * l->kblocks + 4L * l->slots * l->down_row_blocks * l->hblocks + 4L * rank_slots * MF_STREAM_MAX_TOKENS;
-  at += 4L * l->slots + 2L * 4 + 2L * 4 * REDUCE_BUFFERS + 4L * h_loaders + 4 + 4L * 8 * (WHOLE_UNIT / l->unit_features) + 4L * ring + local;
+  at += 4L * l->slots + 2L * 4 + 2L * 4 * REDUCE_BUFFERS + 4L * h_loaders + 2L * 4 + 4L * ring + local;
   at = align_up(at, 8) + (2L * REDUCE_BUFFERS + l->scale_slots + 1 + 2L * ring) * 8;
   return align_up(at, 1024);
 }
@@ -246,7 +247,7 @@ static bool choose_ring(const struct mf_problem *p, const struct device_info *de
   return false;
 }
 
-/* Few bytes in flight; tickets pay from three tokens on. With large units half ones, all dealt in turn, near what won for the measured shapes that have them; else, or if there
+/* Few bytes in flight; tickets pay from three tokens on. With large units half ones, of which one or two tokens have no more than are dealt in turn; else, or if there
  * is no room for a ring of six stages, the deepest ring. */
 static void stream_default_schedule(const struct mf_problem *p, int tokens, const struct device_info *dev, struct schedule *out)
 {
@@ -259,7 +260,7 @@ static void stream_default_schedule(const struct mf_problem *p, int tokens, cons
   out->value[KNOB_UNIT] = HALF_UNIT;
   out->value[KNOB_LOADERS] = 2;
   out->value[KNOB_FIRST_DOWN] = 3;
-  out->value[KNOB_STATIC] = ALL_STATIC;
+  out->value[KNOB_STATIC] = SOME_STATIC;
   if(units_are_large(p) && choose_ring(p, dev, out, 6, 8))
     return;
   out->value[KNOB_UNIT] = WHOLE_UNIT;

@@ -53,7 +53,7 @@ MF_DEVICE void schedule_units(const Context<L> &c, uint32_t launch)
         continue;
       }
       if(c.lane == 0 && turn + L::kLookahead >= static_rounds)
-        ticket[i] = hw::add_global(counter, 1);
+        ticket[i] = hw::increment_global(counter);
       const int position = unit / L::kUnits, block = unit - position * L::kUnits, expert = (int)c.sm.experts[position];
       if(turn >= static_rounds) {
         if(c.lane == 0)

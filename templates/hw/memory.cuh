@@ -27,11 +27,12 @@ MF_DEVICE uint32_t load_global_relaxed(const uint32_t *p)
 // st.relaxed.gpu.global.u32: visible to relaxed loads of the whole GPU in due time; orders nothing.
 MF_DEVICE void store_global_relaxed(uint32_t *p, uint32_t v) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
 
-// atom.relaxed.gpu.global.add.u32: returns the old value.
-MF_DEVICE uint32_t add_global(uint32_t *p, uint32_t v)
+// atom.relaxed.gpu.global.inc.u32: returns the old value; for counters that stay below 2^30. (Not add: of the adds of a warp's lanes ptxas makes one, which its lanes then wait
+// for and share out, even where only one lane adds. An inc that wraps at 2^32 is an add to it.)
+MF_DEVICE uint32_t increment_global(uint32_t *p)
 {
   uint32_t old;
-  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+  asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(0x3FFFFFFFu) : "memory");
   return old;
 }
 

@@ -4,9 +4,9 @@
 //
 // Finaliser b
 //   Reads       reduce[b][..] and reduce_unit[b], experts[], rank[], with weights on the input weight[].
-//   Writes      h of the launch's parity (workspace, relaxed stores), published[b]; finaliser 0 also draws tickets.
+//   Writes      h of the launch's parity (workspace, relaxed stores), published[b].
 //   Waits for   reduce_full[b] (the consumers). A buffer always belongs to the same warp: phases must be seen in turn.
-//   Visible by  reduce_empty[b] for the buffer; h carries its own flag (below); ticket[] by a release store.
+//   Visible by  reduce_empty[b] for the buffer; h carries its own flag (below).
 //   No deadlock the consumers end with a mark in every buffer.
 // Loader j (CTAs with down rows)
 //   Reads       published[], then h (workspace, relaxed loads).
@@ -58,28 +58,6 @@ MF_DEVICE void prepare_down(const Context<L> &c, int helper, uint32_t launch)
       *(uint32_t *)c.workspace(MF_STREAM_WS_TICKETS + other * MF_STREAM_WS_TICKET_STRIDE) = 0;
   }
 }
-
-// Finaliser 0: when turn `turn` is done, draws units for the turns kLookahead ahead. One drawer, so that the tickets of a
-// CTA rise: the producer stops at the first one behind the last unit.
-template <class L>
-struct TicketDrawer {
-  int last = 0;
-
-  MF_DEVICE void draw(const Context<L> &c, int turn, uint32_t *counter, int units)
-  {
-    const int first = larger(turn + L::kLookahead, c.static_rounds());
-    const int count = turn + L::kLookahead + L::kReduceBuffers - first;
-    if(count <= 0 || last >= units)
-      return;
-    int ticket = 0;
-    if(c.lane == 0)
-      ticket = L::kGridCtas * c.static_rounds() + (int)hw::add_global(counter, count);
-    ticket = hw::shuffle(ticket, 0);
-    last = ticket + count - 1;
-    if(c.lane < count)
-      hw::store_shared_release(&c.sm.ticket[(first + c.lane) % L::kTicketQueue], ticket + c.lane + 1);
-  }
-};
 
 // h of one feature: gate * sigmoid(alpha * gate) * up, both clamped before if there is a limit.
 template <class L>
@@ -169,10 +147,7 @@ MF_DEVICE void finalise_units(const Context<L> &c, int b, uint32_t launch)
   auto &sm = c.sm;
   const Lane lane(c.lane);
   const int token = lane.token;
-  const int units = sm.active * L::kUnits;
-  uint32_t *counter = (uint32_t *)c.workspace(MF_STREAM_WS_TICKETS + (launch & 1) * MF_STREAM_WS_TICKET_STRIDE);
   uint16_t *h = (uint16_t *)(c.workspace(MF_STREAM_WS_H) + (size_t)(launch & 1) * L::kHBytes);
-  TicketDrawer<L> drawer;
   hw::Stopwatch wait;
   hw::Tally done;
   MF_LOOP
@@ -210,8 +185,6 @@ MF_DEVICE void finalise_units(const Context<L> &c, int b, uint32_t launch)
       hw::mbarrier_arrive(&sm.barrier.reduce_empty[b]);
       hw::store_shared_relaxed(&sm.published[b], unit + 1);
     }
-    if(b == 0)
-      drawer.draw(c, n * L::kReduceBuffers, counter, units);
   }
   if(c.lane == 0)
     hw::store_shared_relaxed(&sm.published[b], L::kAllPublished);

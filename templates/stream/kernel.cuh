@@ -5,7 +5,7 @@
 //
 //   producer     | init | head | up units ............................ | down rows ......... |
 //   consumers    | route, list, quantise x | up units .......................... | down rows ..... | y |
-//   finalisers   | quantise x | s2, clear |   publish h, unit by unit, draw tickets ....... |
+//   finalisers   | quantise x | s2, clear |   publish h, unit by unit .................... |
 //   h loaders    | quantise x | s2, clear |        fetch h, quantise it, expert by expert ........ |
 //
 //   up     Unit = 8 features of one expert over all of K. CTA c takes units c, c + grid, ...; later ones by ticket. All
@@ -179,6 +179,8 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
   start_trace(c, launch, begin);
   if(scores)
     hw::stamp_arrival(c.trace, MF_CONSUMER_LOGITS, selection.first_word());
+  if(routes && token == 0 && c.lane == 0)
+    c.sm.launch = launch; // for the producer, behind kBarrierList
   if constexpr(L::kShared > 0) {
     if(routes && token == 0)
       find_head<L, 0>(c, selection);

@@ -74,7 +74,6 @@ struct Layout {
   static constexpr int kScaleSlots = Schedule::kScaleSlots;    // units whose scale rows fit into shared memory
   static constexpr int kTurnsPerWhole = 8 / kUnitFeatures;     // in the time of a whole unit: tickets are drawn as much time ahead with half ones
   static constexpr int kLookahead = Schedule::kTicketLookahead * kTurnsPerWhole;
-  static constexpr int kTicketQueue = 8 * kTurnsPerWhole;
 
   // --- Down projection: CTA c < kDownCtas owns the rows c * kDownRows ... of w2, for every active expert; the last may own fewer ---
   static constexpr int kGridCtas = Schedule::kGridCtas;
@@ -124,7 +123,7 @@ struct Layout {
   // --- Waits, as the watchdog names them ---
   enum Wait : int {
     kWaitUpStage = 1, kWaitScales, kWaitReduceFree, kWaitDownStage, kWaitH, kWaitReduceFull, kWaitProgress, kWaitHData,
-    kWaitRingFree, kWaitFlight, kWaitTicket, kWaitDownScales,
+    kWaitRingFree, kWaitFlight, kWaitDownScales,
   };
 
   // --- Shared memory ---
@@ -181,7 +180,7 @@ struct Layout {
     uint32_t published[kReduceBuffers];     // 1 + last unit that the finaliser has published, kAllPublished at the end
     uint32_t h_loaded[kHLoaders];           // slots whose h the loader has written
     uint32_t batches_taken;                 // batches of h that a warp has taken on itself
-    uint32_t ticket[kTicketQueue];          // [turn % kTicketQueue]: 1 + unit drawn for the turn, 0 = not drawn yet
+    uint32_t launch;                        // number of launches that this CTA has completed: which ticket counter is this one's
     uint32_t stage_unit[kRingStages];       // unit of an up stage, kEndOfUnits for a down stage
     uint8_t slot_of[kTableExperts];         // of active experts (unused with one token)
     alignas(8) Barriers barrier;
@@ -225,7 +224,7 @@ struct Layout {
   static_assert(kRingStages >= 4 && kRingStages <= 16, "ring_stages: 4..16");
   static_assert(kRingStages <= (kScaleSlots - 1) * kUnitStages + 1, "scale_slots: a unit's rows live until its last stage is free");
   static_assert(kScaleSlots == 4 || kScaleSlots == 8 || kScaleSlots == 16, "scale_slots: 4, 8 or 16");
-  static_assert(kLookahead >= 1 && kLookahead + kReduceBuffers <= kTicketQueue + 1, "ticket_lookahead: the queue holds the turns that are drawn");
+  static_assert(kLookahead >= 1 && kLookahead <= 8, "ticket_lookahead: a register each");
   static_assert(kSharedBytes <= 232448, "shared memory: 227 KB per CTA");
   static_assert(sizeof(Cleared) % 16 == 0 && kSharedBytes % 1024 == 0, "shared memory: alignment");
   static_assert(MF_STREAM_WS_WATCHDOG + 4 <= MF_STREAM_WS_IDS(kRanks) && MF_STREAM_WS_IDS(kRanks) + kHRows * 4 <= MF_STREAM_WS_WEIGHTS(kRanks) &&

@@ -1,18 +1,18 @@
 // producer.cuh - the weight stream: one warp that never stops.
 //
 // Who runs it   warp kProducerWarp. Lane 0 issues the tensor copies, all lanes copy a unit's scale rows.
-// Reads         w13, s13, w2 (global); head, experts[], active (route.cuh); ticket[] (handoff.cuh, helper 0).
+// Reads         w13, s13, w2 (global); head, experts[], active, launch (route.cuh); the ticket counter (tickets.cuh).
 // Writes        the ring, stage_unit[], up_scale[].
 // Waits for     kBarrierHead, and kBarrierList before anything behind the first unit; then free stages (empty[], by the consumers), landed stages (full[], by its own copies: the
-//               cap on bytes in flight) and tickets.
+//               cap on bytes in flight).
 // Visible by    full[] (bytes of the copies; stage_unit[] by lane 0's own arrival) and scales[] (arrivals of cp.async).
-// No deadlock   It waits for a consumer's progress only on stages already handed out, and for tickets only behind at least
-//               kLookahead static turns, whose completion draws them. It never waits for h: down weights do not depend on it.
+// No deadlock   It waits for a consumer's progress only on stages already handed out. It never waits for h: down weights do not depend on it.
 //
 // Why the cap: everything else that an SM asks of L2 queues behind its outstanding copies. 48-64 KB in flight saturate HBM;
 // the ring is deeper only so that landed stages wait for the consumers instead of the stream waiting for them.
 #pragma once
 #include "stream/route.cuh"
+#include "stream/tickets.cuh"
 #include "stream/trace.cuh"
 
 namespace stream {
@@ -97,8 +97,6 @@ MF_DEVICE void init_barriers(const Context<L> &c)
     sm.h_loaded[c.lane] = 0;
   if(c.lane == 0)
     sm.batches_taken = 0;
-  if(c.lane < L::kTicketQueue)
-    sm.ticket[c.lane] = 0;
 }
 
 // The scale rows of a unit's gate and up features, on a barrier of their own: their latency must not count in the cap.
@@ -182,6 +180,7 @@ struct UpTurn {
   int turn = 0;
   int unit, slot, feature_block; // the unit's slot, and which of the slot's kUnits it is
   int k;                         // the first chunk of k
+  Tickets<L> tickets;
   hw::Stopwatch ticket_wait;
 
   MF_DEVICE explicit UpTurn(const Context<L> &context) : c(context), static_rounds(context.static_rounds())
@@ -198,18 +197,16 @@ struct UpTurn {
     k = c.p.rotate_k ? u % L::kUnitStages : 0;
   }
 
+  // The turn's copies have been issued, and the list is there.
   MF_DEVICE void advance()
   {
-    ++turn;
-    int u = c.cta + L::kGridCtas * turn;
-    if(turn >= static_rounds) {
-      uint32_t *ticket = &c.sm.ticket[turn % L::kTicketQueue];
+    int u = c.cta + L::kGridCtas * ++turn;
+    if(turn + L::kLookahead > static_rounds) {
       ticket_wait.start();
-      u = (int)hw::wait_shared_nonzero(ticket, c.dog, L::kWaitTicket) - 1; // (one that the watchdog gave up is -1)
+      const uint32_t ticket = tickets.next(c, turn - 1, (uint32_t *)c.workspace(MF_STREAM_WS_TICKETS + (c.sm.launch & 1) * MF_STREAM_WS_TICKET_STRIDE));
+      if(turn >= static_rounds)
+        u = L::kGridCtas * static_rounds + (int)ticket;
       ticket_wait.stop();
-      hw::sync_warp(); // all lanes have read it
-      if(c.lane == 0)
-        hw::store_shared_relaxed(ticket, 0);
     }
     locate(u);
   }
