@@ -455,7 +455,7 @@ void emu_fence_async_proxy(void)
     t->fences = emu_need(realloc(t->fences, max * sizeof(*t->fences)));
     t->max_fences = max;
   }
-  t->fences[t->nfences++] = t->tick;
+  t->fences[t->nfences++] = (struct fence){t->tick, t->read_tick};
   clock_tick(t);
   emu_maybe_preempt(t);
 }

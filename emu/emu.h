@@ -18,7 +18,7 @@
 #define EMU_FINDING_TABLE(X)                                                                                                             \
   X(EMU_NONE, "none")                                                                                                                    \
   X(EMU_RACE, "race")                                /* two accesses, one of them a write, in no order */                                \
-  X(EMU_NO_PROXY_FENCE, "missing proxy fence")       /* ordinary stores read by the async proxy without fence_async_proxy */             \
+  X(EMU_NO_PROXY_FENCE, "missing proxy fence")       /* ordinary accesses and the async proxy without fence_async_proxy between them */  \
   X(EMU_EARLY_OVERWRITE, "overwritten while in use") /* a copy's destination may still be read or written by an earlier operation */     \
   X(EMU_UNINITIALISED, "uninitialised read")         /* a thread read shared memory that nobody wrote in this launch */                  \
   X(EMU_BOUNDS, "out of bounds")                     /* outside shared memory, global buffers, the thread's own stack; not aligned */     \

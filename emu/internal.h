@@ -70,7 +70,9 @@ struct thread {
   uint32_t tick, read_tick; /* its own ones, as a writer and as a reader, */
   uint32_t async_seen;  /* its cp.async's, */
   /* and those that the warp's lanes share: struct warp's met and products_seen */
-  uint32_t *fences;     /* ticks at which it executed fence_async_proxy, rising */
+  struct fence {        /* its ticks when it executed fence_async_proxy, rising */
+    uint32_t tick, read_tick;
+  } *fences;
   uint32_t nfences, max_fences;
   /* While it waits */
   enum wait_kind wait;

@@ -8,7 +8,7 @@
  * The async proxy works on lines of 128 bytes (struct line): the last copy that was sent there, and per warp the last product that read it. A product counts as
  * reading until its warp has waited for it, a copy as writing until somebody has waited for its barrier: both are agents whose ticks reach other threads'
  * clocks only through those waits. Where ordinary accesses and async operations meet, each looks at the other's record; what was written by ordinary
- * stores must also have passed a fence_async_proxy of the writing thread that the issuer has seen. To keep that cheap a line numbers the ordinary accesses
+ * stores must also have passed a fence_async_proxy of the writing thread that the issuer has seen, and what a copy overwrites one of the thread that has read it. To keep that cheap a line numbers the ordinary accesses
  * and remembers up to which number each warp has looked.
  *
  * Products read whole tiles, also columns that the kernel then throws away, and those may be written meanwhile. So where ordinary stores and a product's
@@ -316,19 +316,32 @@ void shadow_drop_release(struct cta *cta, uint32_t offset)
 
 /* ---- the async proxy ---- */
 
-/* Has the thread seen a fence_async_proxy of 'writer' behind its tick 'tick'? */
-static bool fence_seen(const struct thread *t, const struct thread *writer, uint32_t tick)
+/* Has the thread seen a fence_async_proxy of 'by' behind its tick 'tick', as a reader or as a writer? */
+static bool fence_seen(const struct thread *t, const struct thread *by, uint32_t tick, bool read)
 {
-  const uint32_t seen = clock_seen(t, (uint32_t)writer->self.thread);
-  uint32_t low = 0, high = writer->nfences;
+  const uint32_t seen = clock_seen(t, (uint32_t)by->self.thread);
+  uint32_t low = 0, high = by->nfences;
   while(low < high) { /* the first fence at or behind the tick */
     const uint32_t middle = (low + high) / 2;
-    if(writer->fences[middle] < tick)
+    if((read ? by->fences[middle].read_tick : by->fences[middle].tick) < tick)
       low = middle + 1;
     else
       high = middle;
   }
-  return low < writer->nfences && writer->fences[low] < seen;
+  return low < by->nfences && by->fences[low].tick < seen;
+}
+
+/* Has it seen a fence of the reader behind that read? Of the first agent for which it has not, the number; UINT32_MAX if there is none. */
+static uint32_t unfenced_reader(const struct thread *t, const struct cell *cell)
+{
+  const struct cta *cta = t->cta;
+  const struct readers *r = &cta->readers[cell->readers];
+  if(cell->readers == 0)
+    return cell->read_tick == 0 || fence_seen(t, &cta->threads[cell->read_agent - cta->reads], cell->read_tick, true) ? UINT32_MAX : cell->read_agent;
+  for(uint32_t i = 0; i < r->count; i++)
+    if(r->ticks[i] != 0 && !fence_seen(t, &cta->threads[r->low + i], r->ticks[i], true))
+      return cta->reads + r->low + i;
+  return UINT32_MAX;
 }
 
 /* What is wrong with an async operation that 't' issues on what ordinary stores have left in a cell; kind EMU_NONE if nothing is. */
@@ -338,7 +351,7 @@ static struct taint store_fault(const struct thread *t, const struct cell *cell,
   if(!covered(t, cell->write_agent, cell->write_tick)) {
     fault.kind = EMU_RACE;
     fault.why = "nothing orders them";
-  } else if(cell->write_tick != 0 && cell->write_agent < (uint32_t)t->cta->nthreads && !fence_seen(t, &t->cta->threads[cell->write_agent], cell->write_tick)) {
+  } else if(cell->write_tick != 0 && cell->write_agent < (uint32_t)t->cta->nthreads && !fence_seen(t, &t->cta->threads[cell->write_agent], cell->write_tick, false)) {
     fault.kind = EMU_NO_PROXY_FENCE;
     fault.why = "no fence_async_proxy of the storing thread lies between them";
   }
@@ -368,6 +381,9 @@ static uint32_t copy_meets_cell(struct thread *t, const struct cell *cell, uint3
     unseen = cell->read_agent;
   if(unseen != UINT32_MAX)
     race(t, EMU_EARLY_OVERWRITE, offset, what, pc, "a read", unseen, cell->read_pc, "nothing orders them");
+  unseen = unfenced_reader(t, cell);
+  if(unseen != UINT32_MAX)
+    race(t, EMU_NO_PROXY_FENCE, offset, what, pc, "a read", unseen, cell->read_pc, "no fence_async_proxy of the reading thread lies between them");
   return 0;
 }
 

@@ -90,7 +90,11 @@ static void in_turns(void **params)
         tell(0, load(word(AT / 4)));
       continue;
     }
+    if(flaw == 5)
+      emu_fence_async_proxy(); /* too early */
     check_received(&g[128 * i]);
+    if(flaw != 3 && flaw != 5 && !(flaw == 4 && thread() == 71))
+      emu_fence_async_proxy();
     if(flaw != 2)
       emu_sync_warp();
     if(lane() == 0)
@@ -479,6 +483,9 @@ static const struct flawed cases[] = {
     GOOD("bulk copies in turns", in_turns, 1, 3, 0),
     SOMETIMES("bulk, given back before it is read", in_turns, 1, 3, 1, EMU_EARLY_OVERWRITE, EMU_RACE),
     BAD("bulk, given back without sync_warp", in_turns, 1, 3, 2, EMU_EARLY_OVERWRITE, "nothing orders them"),
+    BAD("bulk, given back without a fence", in_turns, 1, 3, 3, EMU_NO_PROXY_FENCE, "no fence_async_proxy of the reading thread"),
+    BAD("bulk, given back without one lane's fence", in_turns, 1, 3, 4, EMU_NO_PROXY_FENCE, "a read by warp 2 lane 7"),
+    BAD("bulk, given back, fenced ahead of the read", in_turns, 1, 3, 5, EMU_NO_PROXY_FENCE, "no fence_async_proxy of the reading thread"),
     GOOD("over fenced stores", over, 1, 2, 0),
     BAD("over stores without a fence", over, 1, 2, 1, EMU_NO_PROXY_FENCE, "no fence_async_proxy of the storing thread"),
     BAD("over stores, fenced by the issuer", over, 1, 2, 2, EMU_NO_PROXY_FENCE, "no fence_async_proxy of the storing thread"),

@@ -27,6 +27,8 @@ static const struct mutant {
      {GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE), EMU_RACE}, 2},
     {"up_stage_freed_before_all_lanes_have_read", "batch/up.cuh", "    hw::sync_warp(); // all lanes have read it\n", "", {EMU_EARLY_OVERWRITE, EMU_RACE}, 4},
     {"down_stage_freed_before_all_lanes_have_read", "batch/down.cuh", "    hw::sync_warp(); // all lanes have read it\n", "", {EMU_EARLY_OVERWRITE, EMU_RACE}, 4},
+    {"up_stage_freed_without_a_fence", "batch/up.cuh", "    hw::fence_async_proxy();\n    hw::sync_warp(); // all lanes", "    hw::sync_warp(); // all lanes", {EMU_NO_PROXY_FENCE}, 1},
+    {"down_stage_freed_without_a_fence", "batch/down.cuh", "    hw::fence_async_proxy();\n    hw::sync_warp(); // all lanes", "    hw::sync_warp(); // all lanes", {EMU_NO_PROXY_FENCE}, 1},
     {"high_ranks_over_live_x", "batch/handoff.cuh", "    if(half == 1)\n", "    if(half == 2)\n", {EMU_EARLY_OVERWRITE, EMU_RACE, GATE(GATE_H)}, 4},
     {"high_ranks_not_waited_for", "batch/down.cuh", "&sm.h_loaded[half][", "&sm.h_loaded[0][", {EMU_DEADLOCK, EMU_RACE, EMU_EARLY_OVERWRITE}, 2},
     {"scale_rows_overwritten_too_soon", "batch/scheduler.cuh", "turn >= L::kScaleSlots && ", "turn > L::kScaleSlots && ", {EMU_RACE, EMU_BARRIER, EMU_DEADLOCK}, 4},

@@ -5,7 +5,7 @@
 // Writes        y, kDownRows rows of every token; reduce[group] on the way.
 // Waits for     down_scales once; down_full[] of each of its stages, h_loaded[] of each pass's loader; at the end kBarrierOutput among the consumers (kOverSums: also ahead of
 //               writing reduce[], where h sets of the others' last products may lie).
-// Visible by    down_empty[], as soon as all lanes have the stage in registers; y by the end of the kernel.
+// Visible by    down_empty[], as soon as all lanes have the stage in registers, behind a fence_async_proxy of each (up.cuh says why); y by the end of the kernel.
 // No deadlock   the producer's down stages wait for no h; the loaders wait for no consumer's down progress.
 //
 // A warp multiplies the 16 rows of a tile (Layout: kRowTiles, kTileWarps), and of a stage's k-blocks those that it has, two at most:
@@ -119,6 +119,7 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, int next_stage, floa
       hw::load_rows(rows[0], rows_at, at);
     if(two)
       hw::load_rows(rows[1], rows_at, at + L::kTileWarps * L::kDownKBlockBytes);
+    hw::fence_async_proxy();
     hw::sync_warp(); // all lanes have read it
     if(c.lane == 0)
       hw::mbarrier_arrive(&sm.barrier.down_empty[ring.place]);

@@ -4,8 +4,8 @@
 // Reads         the ring, stage_unit[], tokens[], up_scale[], sm.x, x_scale.
 // Writes        reduce[buffer][warp][lane]: {gate, gate, up, up} partial sums of two tokens of a group; reduce_unit[].
 // Waits for     full[] of each of its stages, scales[] of each unit, reduce_empty[] (the finaliser that owns the buffer).
-// Visible by    empty[], as soon as all lanes have the stage in registers; x_free, unit_done[] (behind the last use of the scale rows) and
-//               reduce_full[], one arrival per warp, behind a sync_warp. (kOverSums: x_free comes last, once reduce_empty[] has said that all is read.)
+// Visible by    empty[], as soon as all lanes have the stage in registers: behind a fence_async_proxy of each (below); x_free, unit_done[] (behind the last use of the
+//               scale rows) and reduce_full[], one arrival per warp, behind a sync_warp. (kOverSums: x_free comes last, once reduce_empty[] has said that all is read.)
 // No deadlock   a finaliser waits for nothing but reduce_full, so buffers always come back.
 //
 // A stage is 16 rows (8 gate, 8 up) in four k-blocks, one for each warp of its warpgroup. A warp brings its k-block into registers and
@@ -14,6 +14,9 @@
 //
 // Why not wgmma: its passes were what limited this family. A warpgroup's warps waited for each other and for each pass, a tile was
 // read once per pass, and the slab trick (stream/up.cuh) and its descriptors cost more instructions than widening e4m3 does.
+// Why the fence: what frees a stage is an ordinary read, what comes to lie there an async write, and an arrival alone does not keep the two apart. ptxas does not wait for
+// ldmatrix ahead of it, and on an H200 the copy has overtaken the read, once in 10000 launches (docs/kernel.md).
+//
 // With an even number of stages per unit, and an even ring, each warpgroup has the same stages of the ring for ever: it sees every
 // phase of their barriers.
 #pragma once
@@ -61,6 +64,7 @@ struct UpRows {
     hw::Rows rows;
     if(exists)
       hw::load_rows(rows, places.rows, stage * L::kStageBytes);
+    hw::fence_async_proxy();
     hw::sync_warp(); // all lanes have read it
     if(c.lane == 0)
       hw::mbarrier_arrive(&c.sm.barrier.empty[stage]);
@@ -150,6 +154,8 @@ MF_DEVICE void up_units(const Context<L> &c, int consumer, RingReader<L> &ring)
         stream::hand_over(c, item++, consumer, unit * 4 + g, sum[g]);
     }
   }
+  hw::fence_async_proxy(); // down stages may come to lie where x was
+  hw::sync_warp();
   if(!L::kOverSums && c.lane == 0)
     hw::mbarrier_arrive(&sm.barrier.x_free);
   const float nothing[4] = {0.0f, 0.0f, 0.0f, 0.0f};

@@ -6,12 +6,16 @@
  *   pair      two instances at once, on two streams with a workspace each: both want all multiprocessors, so they must take turns
  *   foreign   beside a kernel that holds one, a quarter, all of the multiprocessors for 50 ms: the launch waits, or fails with a typed error
  *   graph     back-to-back launches in one graph, and two such graphs at once
+ *   soak      SOAK_ROUNDS times ROUNDS launches back to back: what goes wrong once in thousands of launches
  *
  * Each for one token and for as many as the package serves. A wait that takes more than 10 s is a failure, and ends the program; so does the alarm after 300 s. */
 #include "compile.h"
 #include "gpu_fixture.h"
 
+#include <math.h>
+
 #define ROUNDS 100
+#define SOAK_ROUNDS 150
 #define GRAPH_LAUNCHES 8
 #define GRAPH_TURNS 3
 #define FOREIGN_MS 50
@@ -205,10 +209,52 @@ static void step_graph(struct bench *b)
     cuda(&b->gpu.api, b->gpu.api.p_cuGraphExecDestroy(exec[s]), "freeing a graph");
 }
 
+/* Where y of a launch differs from that of the launch alone. */
+static void describe_wrong(const struct bench *b, const unsigned char *y, int round)
+{
+  const uint16_t *got = (const uint16_t *)(const void *)y, *alone = (const uint16_t *)(const void *)b->alone;
+  const int hidden = b->problem.hidden;
+  int count = 0, first_row = hidden, last_row = 0;
+  unsigned tokens = 0;
+  double most = 0.0, largest = 0.0;
+  char text[256];
+  for(int i = 0; i < now.tokens * hidden; i++) {
+    const double a = bf16_to_float(alone[i]), difference = fabs(bf16_to_float(got[i]) - a);
+    largest = fmax(largest, fabs(a));
+    if(got[i] == alone[i])
+      continue;
+    count++;
+    tokens |= 1u << (i / hidden);
+    first_row = i % hidden < first_row ? i % hidden : first_row;
+    last_row = i % hidden > last_row ? i % hidden : last_row;
+    most = fmax(most, difference);
+  }
+  snprintf(text, sizeof(text), "launch %d: %d values differ, rows %d to %d, tokens %#x, by %.3g at most, of %.3g", round, count, first_row, last_row, tokens, most, largest);
+  say(false, text);
+}
+
+static void step_soak(struct bench *b)
+{
+  const struct instance *side = &b->side[0];
+  int wrong = 0, described = 0;
+  for(int turn = 0; turn < SOAK_ROUNDS; turn++) {
+    poison_outputs(b, side);
+    for(int r = 0; r < ROUNDS; r++)
+      must_launch(b, side, r);
+    wrong += wrong_rounds(b, side, ROUNDS);
+    for(int r = 0; r < ROUNDS && wrong > 0 && described < 8; r++)
+      if(memcmp(b->got + (size_t)r * b->y_bytes, b->alone, b->y_bytes) != 0) {
+        describe_wrong(b, b->got + (size_t)r * b->y_bytes, turn * ROUNDS + r);
+        described++;
+      }
+  }
+  report("back to back", SOAK_ROUNDS * ROUNDS, wrong);
+}
+
 static const struct {
   const char *name;
   void (*run)(struct bench *b);
-} steps[] = {{"poison", step_poison}, {"pair", step_pair}, {"foreign", step_foreign}, {"graph", step_graph}};
+} steps[] = {{"poison", step_poison}, {"pair", step_pair}, {"foreign", step_foreign}, {"graph", step_graph}, {"soak", step_soak}};
 #define STEPS (sizeof(steps) / sizeof(steps[0]))
 
 /* ---- set-up ---- */
