@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #define CONTROL_SEED 9001u /* verify.c's */
+#define RARE 100           /* a launch behind those of the cases */
 
 /* ---- the judge ---- */
 struct judged {
@@ -146,6 +147,7 @@ END_TEST
 
 /* ---- the command ---- */
 static char folder[128], package_path[256];
+static int soak; /* --soak */
 
 static void make_folder(void)
 {
@@ -165,7 +167,7 @@ static void remove_folder(void)
 }
 
 /* How the kernel of the scripted driver behaves. */
-enum behaviour { RIGHT, NO_WRITE, ONE_ROW_WRONG, SHIFTED, UNSTEADY, WRITES_BESIDE, BLIND };
+enum behaviour { RIGHT, RARELY_WRONG, NO_WRITE, ONE_ROW_WRONG, SHIFTED, UNSTEADY, WRITES_BESIDE, BLIND };
 
 struct kernel {
   enum behaviour behaviour;
@@ -217,6 +219,8 @@ static void on_launch(void *opaque, const struct fakecuda_launch *launch)
     memmove(out, out + 1, ((size_t)tc.tokens * 512 - 1) * sizeof(*out));
   if(k->behaviour == UNSTEADY)
     out[0] = (uint16_t)(out[0] ^ (k->launches & 1));
+  if(k->behaviour == RARELY_WRONG && (k->launches == RARE || k->launches == RARE + 40))
+    out[7] ^= 1;
   if(k->behaviour == WRITES_BESIDE)
     out[tc.tokens * 512] = 0;
   reference_free(&ref);
@@ -252,6 +256,7 @@ static enum mf_status verify(bool json, struct error *err, char **text)
   opt.device = "auto";
   opt.json = json;
   opt.timeout_ms = 300;
+  opt.soak = soak;
   snprintf(path, sizeof(path), "%s/out", folder);
   fflush(stdout);
   ck_assert_ptr_nonnull(freopen(path, "w", stdout));
@@ -384,6 +389,35 @@ START_TEST(command_json)
 }
 END_TEST
 
+/* Many launches of each entry: what goes wrong once in a while is found, and counted. */
+START_TEST(command_soak)
+{
+  struct kernel k;
+  json_t *top, *row;
+  struct error err;
+  const char *why;
+  char *text;
+  soak = 130; /* two batches and a rest */
+  row = json_entry(RIGHT, MF_OK, &k, &top);
+  ck_assert_int_eq(k.launches, 2 * (3 * ROUTING_KINDS + 2) + 1 + 1 + 130);
+  ck_assert_int_eq((int)json_integer_value(json_object_get(row, "soaked")), 130);
+  ck_assert_int_eq((int)json_integer_value(json_object_get(row, "different")), 0);
+  json_decref(top);
+  ck_assert_int_eq(verify(false, &err, &text), MF_OK);
+  ck_assert_msg(strstr(text, "passed, 130 launches alike") != NULL, "%s", text);
+  free(text);
+  row = json_entry(RARELY_WRONG, MF_ERR_CHECK, &k, &top);
+  why = json_string_value(json_object_get(row, "why"));
+  ck_assert_int_eq((int)json_integer_value(json_object_get(row, "different")), 2);
+  ck_assert_msg(strstr(why, "2 of 130 launches gave another result, launch ") != NULL && strstr(why, "a race; do not serve it") != NULL, "%s", why);
+  json_decref(top);
+  soak = 0; /* the two that are wrong then do not come */
+  row = json_entry(RARELY_WRONG, MF_OK, &k, &top);
+  ck_assert_int_eq((int)json_integer_value(json_object_get(row, "soaked")), 0);
+  json_decref(top);
+}
+END_TEST
+
 START_TEST(damaged_package)
 {
   struct error err;
@@ -420,6 +454,7 @@ int main(void)
   tcase_add_test(command_case, command_hang);
   tcase_add_test(command_case, command_gap);
   tcase_add_test(command_case, command_json);
+  tcase_add_test(command_case, command_soak);
   tcase_add_test(command_case, damaged_package);
   tcase_set_timeout(command_case, 120);
   suite_add_tcase(suite, judge_case);

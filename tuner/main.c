@@ -47,6 +47,7 @@ static const char usage_text[] =
     "  --behind              bench: behind another kernel, with and without programmatic dependent launch\n"
     "  --routing LIST        uniform, zipf, dispersed, concentrated: bench: those to time (default: all four); trace: one (default: uniform)\n"
     "  --launches N          trace: how many launches are traced, at most 8\n"
+    "  --soak N              verify: N more launches of each entry, all with the same result (a race may show once in thousands)\n"
     "  --seeds N             fuzz: how many (default 100)\n"
     "  --seed N              fuzz: the first (default 1); trace: of the inputs\n"
     "  --effort LEVEL        quick, default, exhaustive\n"
@@ -89,7 +90,7 @@ struct command_line {
 enum option_code {
   OPT_DEVICE = 256, OPT_TOKENS, OPT_EFFORT, OPT_JOBS, OPT_CHECK_JOBS, OPT_STORE, OPT_DB, OPT_TEMPLATES, OPT_GEN, OPT_DEVICES, OPT_TIMEOUT, OPT_RETIME,
   OPT_DEBUG, OPT_JSON, OPT_QUIET, OPT_TP, OPT_TP_RANK, OPT_EP, OPT_EP_RANK, OPT_NAME, OPT_REJECTS, OPT_PREDICTED, OPT_SCHEDULE, OPT_SEEDS, OPT_SEED, OPT_KEY, OPT_SIGNATURE, OPT_BASELINE, OPT_SPEC,
-  OPT_ROUTING, OPT_LAUNCHES, OPT_BEHIND, OPT_LINE_INFO, OPT_SYNCCHECK
+  OPT_ROUTING, OPT_LAUNCHES, OPT_BEHIND, OPT_LINE_INFO, OPT_SYNCCHECK, OPT_SOAK
 };
 
 static const struct option long_options[] = {
@@ -99,7 +100,7 @@ static const struct option long_options[] = {
     {"store", required_argument, NULL, OPT_STORE},      {"db", required_argument, NULL, OPT_DB},
     {"templates", required_argument, NULL, OPT_TEMPLATES}, {"gen", required_argument, NULL, OPT_GEN},
     {"devices", required_argument, NULL, OPT_DEVICES},  {"timeout-ms", required_argument, NULL, OPT_TIMEOUT},
-    {"retime", no_argument, NULL, OPT_RETIME},          {"debug", no_argument, NULL, OPT_DEBUG},
+    {"soak", required_argument, NULL, OPT_SOAK},        {"retime", no_argument, NULL, OPT_RETIME},          {"debug", no_argument, NULL, OPT_DEBUG},
     {"json", no_argument, NULL, OPT_JSON},              {"quiet", no_argument, NULL, OPT_QUIET},
     {"tp", required_argument, NULL, OPT_TP},            {"tp-rank", required_argument, NULL, OPT_TP_RANK},
     {"ep", required_argument, NULL, OPT_EP},            {"ep-rank", required_argument, NULL, OPT_EP_RANK},
@@ -226,6 +227,7 @@ static enum mf_status take_option(struct command_line *cl, int code, const char 
     case OPT_SEED: return parse_int("seed", value, 0, INT_MAX - 1000000, &opt->first_seed, err);
     case OPT_ROUTING: return parse_routings(value, opt, err);
     case OPT_LAUNCHES: return parse_int("launches", value, 1, 8, &opt->launches, err);
+    case OPT_SOAK: return parse_int("soak", value, 1, 100000000, &opt->soak, err);
     case OPT_BEHIND: opt->behind = true; return MF_OK;
     case OPT_RETIME: opt->retime = true; return MF_OK;
     case OPT_DEBUG: opt->build = COMPILE_DEBUG; return MF_OK;

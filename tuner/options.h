@@ -40,6 +40,7 @@ struct options {
   bool retime;               /* ignore samples of earlier runs */
   bool allow_predicted;      /* export what was only predicted */
   enum compile_build build;  /* other kernels than those that serve */
+  int soak;                  /* verify: launches of each entry beyond its cases; 0: none */
   int timeout_ms;            /* of one kernel launch in checks */
   int emulation_timeout_ms;  /* the same on the emulated device */
 };

@@ -3,7 +3,7 @@
  *   open    with --key the signature; hashes and structure          without a GPU it ends here, with MF_ERR_NO_DEVICE
  *   group   entries by problem: weights are made once per problem
  *   entry   op, layer, workspace -> every case of verify_cases(), twice -> verify_judge(); then a negative control: the output of another input
- *           must be refused, else the judge is blind and the entry fails
+ *           must be refused, else the judge is blind and the entry fails. With --soak the case with the most tokens many times more: always the same bits
  *
  * An entry for another GPU is listed as such and does not count. The exit code is that of the first entry that failed or could not be served; of
  * MF_MISS_DEVICE if nothing in the package is for this GPU. */
@@ -33,12 +33,14 @@ struct row {
   enum row_state state;
   enum mf_status status; /* MF_OK, or why it failed */
   struct verify_verdict verdict;
+  int soaked, different; /* launches with --soak; those whose y was another */
   char why[ERROR_TEXT_MAX];
 };
 
 struct report {
   struct row *rows;
   size_t count;
+  int soak;       /* launches of each entry, 0: none */
   bool is_signed; /* and the signature matches */
   const char *qualification; /* what the package's record says, for people */
   bool is_qualified;
@@ -94,10 +96,39 @@ static enum mf_status run_control(struct verify_gpu *gpu, struct verify_kernel *
   return rc;
 }
 
-static enum mf_status run_cases(struct verify_gpu *gpu, struct verify_kernel *k, struct row *row, struct error *err)
+/* Launches the case 'launches' times more. */
+static enum mf_status run_soak(struct verify_gpu *gpu, struct verify_kernel *k, const struct test_case *tc, const struct reference_result *ref, int launches,
+                               struct row *row, struct error *err)
+{
+  bool intact = true;
+  int first = 0;
+  uint16_t *y = calloc((size_t)tc->tokens * (size_t)k->weights->problem->hidden, sizeof(*y));
+  enum mf_status rc = y == NULL ? error_set(err, MF_ERR_NOMEM, "out of memory") : verify_run(gpu, k, tc, &ref->routing, y, &intact, err);
+  if(rc == MF_OK)
+    rc = verify_soak(gpu, k, tc->tokens, launches, y, &row->different, &first, err);
+  free(y);
+  if(rc != MF_OK)
+    return rc;
+  row->soaked = launches;
+  return row->different == 0 ? MF_OK
+                             : error_set(err, MF_ERR_CHECK, "%d of %d launches gave another result, launch %d the first: a race; do not serve it", row->different,
+                                         launches, first);
+}
+
+/* The case to soak: uniform routing, the most tokens. */
+static int case_to_soak(const struct test_case *cases, int count)
+{
+  int found = 0;
+  for(int i = 1; i < count; i++)
+    if(cases[i].routing == ROUTING_UNIFORM && cases[i].data == CASE_NORMAL && cases[i].tokens > cases[found].tokens)
+      found = i;
+  return found;
+}
+
+static enum mf_status run_cases(struct verify_gpu *gpu, struct verify_kernel *k, int soak, struct row *row, struct error *err)
 {
   struct test_case cases[MAX_CASES];
-  const int count = verify_cases(row->entry.tokens_min, row->entry.tokens_max, cases, MAX_CASES);
+  const int count = verify_cases(row->entry.tokens_min, row->entry.tokens_max, cases, MAX_CASES), soaked = case_to_soak(cases, count);
   enum mf_status rc = MF_OK;
   row->verdict.passed = true;
   for(int i = 0; rc == MF_OK && i < count; i++) {
@@ -110,6 +141,8 @@ static enum mf_status run_cases(struct verify_gpu *gpu, struct verify_kernel *k,
     rc = run_case(gpu, k, &cases[i], &ref, &row->verdict, err);
     if(rc == MF_OK && i == 0)
       rc = run_control(gpu, k, &cases[i], &ref, &row->verdict, err);
+    if(rc == MF_OK && soak > 0 && i == soaked)
+      rc = run_soak(gpu, k, &cases[i], &ref, soak, row, err);
     reference_free(&ref);
   }
   return rc;
@@ -143,7 +176,7 @@ static void explain_gap(const struct mf_package *pkg, const struct mf_package_en
 }
 
 /* Fills in the row. Fails only if the GPU is_busy(). */
-static enum mf_status run_entry(struct verify_gpu *gpu, struct mf_package *pkg, const struct verify_weights *weights, struct row *row)
+static enum mf_status run_entry(struct verify_gpu *gpu, struct mf_package *pkg, const struct verify_weights *weights, int soak, struct row *row)
 {
   struct verify_kernel kernel;
   struct error err = {.status = MF_OK};
@@ -151,7 +184,7 @@ static enum mf_status run_entry(struct verify_gpu *gpu, struct mf_package *pkg, 
   if(rc == MF_MISS_TOKENS)
     explain_gap(pkg, &row->entry, &err);
   if(rc == MF_OK)
-    rc = run_cases(gpu, &kernel, row, &err);
+    rc = run_cases(gpu, &kernel, soak, row, &err);
   if(rc == MF_OK && !row->verdict.passed)
     rc = error_set(&err, MF_ERR_CHECK, "%s", row->verdict.detail);
   row->state = rc == MF_OK ? ROW_PASSED : ROW_FAILED;
@@ -183,7 +216,7 @@ static enum mf_status run_group(struct verify_gpu *gpu, struct mf_package *pkg, 
     if(row->state != ROW_NOT_RUN || !same_group(row, &rep->rows[first]))
       continue;
     if(made == MF_OK) {
-      rc = run_entry(gpu, pkg, &weights, row);
+      rc = run_entry(gpu, pkg, &weights, rep->soak, row);
       continue;
     }
     row->state = ROW_FAILED;
@@ -238,7 +271,10 @@ static void print_table(const struct report *rep, const char *path)
     print_number(true, r->verdict.cases, r->verdict.token);
     print_number(true, r->verdict.cases, r->verdict.rows);
     print_number(false, r->verdict.cases, r->verdict.end);
-    printf(" %s%s%s\n", state_name(r->state), r->why[0] != '\0' ? ": " : "", r->why);
+    if(r->soaked > 0 && r->state == ROW_PASSED)
+      printf(" %s, %d launches alike\n", state_name(r->state), r->soaked);
+    else
+      printf(" %s%s%s\n", state_name(r->state), r->why[0] != '\0' ? ": " : "", r->why);
   }
 }
 
@@ -246,10 +282,10 @@ static json_t *row_json(const struct row *r)
 {
   const struct mf_package_entry *e = &r->entry;
   const struct verify_verdict *v = &r->verdict;
-  return json_pack("{s:s, s:s, s:i, s:i, s:s, s:i, s:o, s:o, s:o, s:s, s:s, s:s}", "shape", e->shape_name, "device", e->device_name, "tokens_min",
+  return json_pack("{s:s, s:s, s:i, s:i, s:s, s:i, s:o, s:o, s:o, s:i, s:i, s:s, s:s, s:s}", "shape", e->shape_name, "device", e->device_name, "tokens_min",
                    e->tokens_min, "tokens_max", e->tokens_max, "schedule", e->schedule, "cases", v->cases, "token_error",
-                   json_number(v->cases, v->token), "rows_error", json_number(v->cases, v->rows), "end_ratio", json_number(v->cases, v->end), "result",
-                   state_name(r->state), "status", mf_status_name(r->status), "why", r->why);
+                   json_number(v->cases, v->token), "rows_error", json_number(v->cases, v->rows), "end_ratio", json_number(v->cases, v->end), "soaked", r->soaked,
+                   "different", r->different, "result", state_name(r->state), "status", mf_status_name(r->status), "why", r->why);
 }
 
 static enum mf_status print_json(const struct report *rep, const char *path, struct error *err)
@@ -375,7 +411,7 @@ static enum mf_status print_report(const struct options *opt, const struct repor
 enum mf_status verify_command(const struct options *opt, const char *package_path, struct error *err)
 {
   struct mf_package *pkg = NULL;
-  struct report rep = {.rows = NULL, .is_signed = opt->key != NULL};
+  struct report rep = {.rows = NULL, .soak = opt->soak, .is_signed = opt->key != NULL};
   struct verify_gpu gpu = {.ordinal = -1};
   struct error no_gpu = {.status = MF_OK};
   int ordinal = 0;

@@ -14,6 +14,7 @@
 #define GUARD_BYTES 4096u
 #define GUARD_POISON 0xffu
 #define DEFAULT_TIMEOUT_MS 10000
+#define SOAK_BATCH 64 /* launches between two waits for the GPU */
 
 static enum mf_status cuda_error(const struct verify_gpu *gpu, CUresult cr, const char *doing, struct error *err)
 {
@@ -271,22 +272,31 @@ static enum mf_status upload_inputs(struct verify_gpu *gpu, const struct verify_
   return rc;
 }
 
-static enum mf_status launch(struct verify_gpu *gpu, const struct verify_kernel *k, int tokens, struct error *err)
+static enum mf_status forward(struct verify_gpu *gpu, const struct verify_kernel *k, int tokens, CUdeviceptr out, struct error *err)
 {
   struct mf_call call = {.struct_size = sizeof(call),
                          .tokens = tokens,
                          .x = (const void *)(uintptr_t)k->x,
-                         .out = (void *)(uintptr_t)(k->out + GUARD_BYTES),
+                         .out = (void *)(uintptr_t)out,
                          .workspace = (void *)(uintptr_t)(k->workspace + GUARD_BYTES)};
-  const CUresult cr = gpu->api.p_cuMemsetD8Async(k->out, GUARD_POISON, k->out_bytes + 2 * (size_t)GUARD_BYTES, gpu->stream);
   enum mf_status rc;
   data_logits_call(k->weights->problem, k->logits, &call);
-  if(cr != CUDA_SUCCESS)
-    return cuda_error(gpu, cr, "poisoning the output", err);
   rc = mf_moe_forward(k->layer, &call, gpu->stream);
-  if(rc != MF_OK)
-    return error_set(err, rc, "mf_moe_forward with %d tokens: %s", tokens, mf_status_string(rc));
-  return wait_for_stream(gpu, err);
+  return rc == MF_OK ? MF_OK : error_set(err, rc, "mf_moe_forward with %d tokens: %s", tokens, mf_status_string(rc));
+}
+
+static enum mf_status poison(struct verify_gpu *gpu, CUdeviceptr at, size_t bytes, struct error *err)
+{
+  const CUresult cr = gpu->api.p_cuMemsetD8Async(at, GUARD_POISON, bytes, gpu->stream);
+  return cr == CUDA_SUCCESS ? MF_OK : cuda_error(gpu, cr, "poisoning the output", err);
+}
+
+static enum mf_status launch(struct verify_gpu *gpu, const struct verify_kernel *k, int tokens, struct error *err)
+{
+  enum mf_status rc = poison(gpu, k->out, k->out_bytes + 2 * (size_t)GUARD_BYTES, err);
+  if(rc == MF_OK)
+    rc = forward(gpu, k, tokens, k->out + GUARD_BYTES, err);
+  return rc == MF_OK ? wait_for_stream(gpu, err) : rc;
 }
 
 static bool all_poison(const unsigned char *bytes, size_t count)
@@ -338,5 +348,55 @@ enum mf_status verify_run(struct verify_gpu *gpu, struct verify_kernel *k, const
     rc = fetch_output(gpu, k, (size_t)tc->tokens * (size_t)k->weights->problem->hidden * 2, y, guards_intact, err);
   for(size_t i = 0; rc == MF_OK && i < sizeof(guards) / sizeof(guards[0]); i++)
     rc = check_guard(gpu, guards[i], guards_intact, err);
+  return rc;
+}
+
+/* ---- many launches ---- */
+/* 'count' launches, the first of which is number 'number'; 'out' and 'back' have room for their outputs. */
+static enum mf_status soak_batch(struct verify_gpu *gpu, const struct verify_kernel *k, int tokens, int count, int number, CUdeviceptr out, unsigned char *back,
+                                 const uint16_t *y, int *different, int *first, struct error *err)
+{
+  const size_t bytes = (size_t)tokens * (size_t)k->weights->problem->hidden * 2;
+  CUresult cr;
+  enum mf_status rc = poison(gpu, out, (size_t)count * bytes, err);
+  for(int i = 0; rc == MF_OK && i < count; i++)
+    rc = forward(gpu, k, tokens, out + (size_t)i * bytes, err);
+  if(rc == MF_OK)
+    rc = wait_for_stream(gpu, err);
+  if(rc != MF_OK)
+    return rc;
+  cr = gpu->api.p_cuMemcpyDtoH(back, out, (size_t)count * bytes);
+  if(cr != CUDA_SUCCESS)
+    return cuda_error(gpu, cr, "copying from the GPU", err);
+  for(int i = 0; i < count; i++) {
+    if(memcmp(back + (size_t)i * bytes, y, bytes) == 0)
+      continue;
+    *first = *different == 0 ? number + i : *first;
+    ++*different;
+  }
+  return MF_OK;
+}
+
+enum mf_status verify_soak(struct verify_gpu *gpu, struct verify_kernel *k, int tokens, int launches, const uint16_t *y, int *different, int *first,
+                           struct error *err)
+{
+  const size_t room = SOAK_BATCH * (size_t)tokens * (size_t)k->weights->problem->hidden * 2;
+  unsigned char *back = malloc(room);
+  CUdeviceptr out = 0;
+  CUresult cr;
+  enum mf_status rc = back != NULL ? MF_OK : error_set(err, MF_ERR_NOMEM, "out of memory");
+  *different = *first = 0;
+  if(rc != MF_OK)
+    return rc;
+  cr = gpu->api.p_cuMemAlloc(&out, room);
+  if(cr != CUDA_SUCCESS)
+    rc = cuda_error(gpu, cr, "allocating outputs", err);
+  for(int done = 0; rc == MF_OK && done < launches; done += SOAK_BATCH) {
+    const int count = launches - done < SOAK_BATCH ? launches - done : SOAK_BATCH;
+    rc = soak_batch(gpu, k, tokens, count, done + 1, out, back, y, different, first, err);
+  }
+  if(out != 0 && rc != MF_ERR_TIMEOUT && rc != MF_ERR_INTERRUPTED) /* (then the GPU may still be at work) */
+    gpu->api.p_cuMemFree(out);
+  free(back);
   return rc;
 }

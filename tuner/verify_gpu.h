@@ -54,4 +54,9 @@ void verify_kernel_free(struct verify_gpu *gpu, struct verify_kernel *kernel);
 enum mf_status verify_run(struct verify_gpu *gpu, struct verify_kernel *kernel, const struct test_case *tc, const struct routing_result *routing,
                           uint16_t *y, bool *guards_intact, struct error *err);
 
+/* Launches the case that verify_run() ran last again, 'launches' times, back to back as an engine would: how many gave another y than 'y' (bf16, tokens * K),
+ * and which was the first (from 1; 0: none). The limit of time is that of SOAK_BATCH launches. */
+enum mf_status verify_soak(struct verify_gpu *gpu, struct verify_kernel *kernel, int tokens, int launches, const uint16_t *y, int *different, int *first,
+                           struct error *err);
+
 #endif
