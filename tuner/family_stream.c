@@ -14,6 +14,7 @@
 
 #define STAGE_BYTES 16384
 #define ALL_STATIC 1000       /* more rounds than any problem has: no tickets */
+#define MANY_TOKENS 5         /* from which on h in batches costs nothing with large units */
 #define SOME_STATIC 8         /* as many rounds of half units as two tokens have of them, nearly */
 #define WHOLE_UNIT 8          /* features of a unit */
 #define HALF_UNIT 4
@@ -261,8 +262,10 @@ static void stream_default_schedule(const struct mf_problem *p, int tokens, cons
   out->value[KNOB_LOADERS] = 2;
   out->value[KNOB_FIRST_DOWN] = 3;
   out->value[KNOB_STATIC] = SOME_STATIC;
-  if(units_are_large(p) && choose_ring(p, dev, out, 6, 8))
+  if(units_are_large(p) && choose_ring(p, dev, out, 6, 8)) {
+    out->value[KNOB_HAND_OFF] = tokens >= MANY_TOKENS;
     return;
+  }
   out->value[KNOB_UNIT] = WHOLE_UNIT;
   out->value[KNOB_LOADERS] = 4;
   out->value[KNOB_FIRST_DOWN] = tokens <= 2 ? 2 : 4;
