@@ -166,16 +166,6 @@ MF_DEVICE void wait_shared_at_least(const uint32_t *p, uint32_t value, const Wat
     emu_spin(id);
 }
 
-MF_DEVICE uint32_t wait_shared_nonzero(const uint32_t *p, const Watchdog &, int id)
-{
-  for(;;) {
-    const uint32_t v = load_shared_acquire(p);
-    if(v != 0)
-      return v;
-    emu_spin(id);
-  }
-}
-
 // ---- mbarrier.cuh ----
 
 using Mbarrier = uint64_t;

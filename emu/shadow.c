@@ -8,14 +8,15 @@
  * The async proxy works on lines of 128 bytes (struct line): the last copy that was sent there, and per warp the last product that read it. A product counts as
  * reading until its warp has waited for it, a copy as writing until somebody has waited for its barrier: both are agents whose ticks reach other threads'
  * clocks only through those waits. Where ordinary accesses and async operations meet, each looks at the other's record; what was written by ordinary
- * stores must also have passed a fence_async_proxy of the writing thread that the issuer has seen, and what a copy overwrites one of the thread that has read it. To keep that cheap a line numbers the ordinary accesses
- * and remembers up to which number each warp has looked.
+ * stores must also have passed a fence_async_proxy of the writing thread that the issuer has seen, and what a copy overwrites one of the threads that have
+ * read it. To keep that cheap a line numbers the ordinary accesses and remembers up to which number each warp has looked.
  *
  * Products read whole tiles, also columns that the kernel then throws away, and those may be written meanwhile. So where ordinary stores and a product's
  * operand are in no order, the row in question is *tainted*: what comes of it is a NaN with a number, and only if that reaches a conversion to a
  * narrower format is it a finding (emu_tainted).
  *
- * Not remembered: scoped (atomic) reads; that more than one write went to the same bytes. */
+ * Not remembered: scoped (atomic) reads; unordered loads (masked columns) as reads; that more than one write went to the same bytes; a reader that a later one has
+ * seen, so that only the later one's fence is asked for. */
 #include "internal.h"
 
 #include <stdlib.h>

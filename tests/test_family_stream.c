@@ -457,6 +457,14 @@ START_TEST(half_units)
     set(&sched, "unit_features", 2);
     ck_assert_int_eq(family_stream.constrain(&p, &sched, &dev, &why), MF_REJECTED);
     ck_assert_str_eq(why.rule, "unit_features");
+    set(&sched, "unit_features", rows[i].unit);
+    set(&sched, "static_rounds", 0);
+    set(&sched, "ticket_lookahead", rows[i].unit); /* eight turns */
+    ck_assert_int_eq(family_stream.constrain(&p, &sched, &dev, &why), MF_OK);
+    set(&sched, "ticket_lookahead", rows[i].unit + 1);
+    ck_assert_int_eq(family_stream.constrain(&p, &sched, &dev, &why), MF_REJECTED);
+    ck_assert_str_eq(why.rule, "ticket_lookahead");
+    ck_assert_int_eq((int)why.nearest, rows[i].unit);
     artifact_free(&art);
   }
 }

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #define CONTROL_SEED 9001u /* verify.c's */
+#define SOAK_SEED 9002u    /* likewise */
 #define RARE 100           /* a launch behind those of the cases */
 
 /* ---- the judge ---- */
@@ -184,7 +185,8 @@ static bool find_case(const struct mf_problem *p, const struct fixture_params *p
   const int count = verify_cases(1, 4, cases, 64);
   cases[count] = cases[0];
   cases[count].seed = CONTROL_SEED;
-  for(int i = 0; i <= count && !found; i++)
+  cases[count + 1] = (struct test_case){.tokens = 4, .routing = ROUTING_UNIFORM, .data = CASE_NORMAL, .seed = SOAK_SEED};
+  for(int i = 0; i <= count + 1 && !found; i++)
     if(cases[i].tokens == params->tokens) {
       data_x(p, &cases[i], x);
       found = memcmp(x, (const void *)(uintptr_t)params->x, (size_t)params->tokens * 512 * sizeof(*x)) == 0;
@@ -399,7 +401,7 @@ START_TEST(command_soak)
   char *text;
   soak = 130; /* two batches and a rest */
   row = json_entry(RIGHT, MF_OK, &k, &top);
-  ck_assert_int_eq(k.launches, 2 * (3 * ROUTING_KINDS + 2) + 1 + 1 + 130);
+  ck_assert_int_eq(k.launches, 2 * (3 * ROUTING_KINDS + 2) + 1 + 2 + 130);
   ck_assert_int_eq((int)json_integer_value(json_object_get(row, "soaked")), 130);
   ck_assert_int_eq((int)json_integer_value(json_object_get(row, "different")), 0);
   json_decref(top);
@@ -410,6 +412,11 @@ START_TEST(command_soak)
   why = json_string_value(json_object_get(row, "why"));
   ck_assert_int_eq((int)json_integer_value(json_object_get(row, "different")), 2);
   ck_assert_msg(strstr(why, "2 of 130 launches gave another result, launch ") != NULL && strstr(why, "a race; do not serve it") != NULL, "%s", why);
+  json_decref(top);
+  row = json_entry(WRITES_BESIDE, MF_ERR_CHECK, &k, &top); /* nothing is soaked that has failed */
+  ck_assert_ptr_nonnull(strstr(json_string_value(json_object_get(row, "why")), "bytes beside the output"));
+  ck_assert_int_eq((int)json_integer_value(json_object_get(row, "soaked")), 0);
+  ck_assert_int_eq(k.launches, 2 * (3 * ROUTING_KINDS + 2) + 1);
   json_decref(top);
   soak = 0; /* the two that are wrong then do not come */
   row = json_entry(RARELY_WRONG, MF_OK, &k, &top);

@@ -15,11 +15,12 @@
 #define STAGE_BYTES 16384
 #define ALL_STATIC 1000       /* more rounds than any problem has: no tickets */
 #define MANY_TOKENS 5         /* from which on h in batches costs nothing with large units */
-#define SOME_STATIC 8         /* as many rounds of half units as two tokens have of them, nearly */
+#define SOME_STATIC 8         /* rounds dealt in turn ahead of the tickets */
 #define WHOLE_UNIT 8          /* features of a unit */
 #define HALF_UNIT 4
 #define LARGE_UNIT 65536      /* bytes of a whole unit from which on half ones are tried */
 #define MAX_RING 16
+#define MAX_TURNS_AHEAD 8     /* tickets under way: a register each */
 #define MAX_DOWN_ROWS 64      /* rows of one CTA: one wgmma M tile */
 #define MIN_COLUMNS 8         /* of the router logits: one 16-byte piece of bf16 */
 
@@ -51,6 +52,7 @@ static const struct knob knobs[STREAM_KNOBS] = {
   X(RULE_FLIGHT, "flight", "no more stages in flight than the ring has")                                      \
   X(RULE_PDL, "pdl", "0 or 1")                                                                                \
   X(RULE_UNIT, "unit_features", "8 or 4")                                                                     \
+  X(RULE_LOOKAHEAD, "ticket_lookahead", "1 to 8 turns, two for each with half units: a register for each ticket under way") \
   X(RULE_EQUIVALENT, "equivalent", "another schedule in the space does exactly the same")
 
 enum stream_rule {
@@ -248,8 +250,8 @@ static bool choose_ring(const struct mf_problem *p, const struct device_info *de
   return false;
 }
 
-/* Few bytes in flight; tickets pay from three tokens on. With large units half ones, of which one or two tokens have no more than are dealt in turn; else, or if there
- * is no room for a ring of six stages, the deepest ring. */
+/* Few bytes in flight; tickets pay from three tokens on. With large units half ones, whose first rounds are dealt in turn (of DeepSeek, GLM-5 and Kimi-K2 on eight GPUs all that
+ * one or two tokens have); else, or if there is no room for a ring of six stages, the deepest ring. */
 static void stream_default_schedule(const struct mf_problem *p, int tokens, const struct device_info *dev, struct schedule *out)
 {
   out->family = &family_stream;
@@ -293,11 +295,14 @@ static enum mf_status stream_constrain(const struct mf_problem *p, const struct 
 {
   const struct stream_layout l = stream_make_layout(p, sched, dev);
   const int ring = sched->value[KNOB_RING], flight = sched->value[KNOB_FLIGHT], first_down = sched->value[KNOB_FIRST_DOWN];
+  const int most_ahead = MAX_TURNS_AHEAD * l.unit_features / WHOLE_UNIT;
   const enum mf_status rc = stream_serves(p, 1, dev, why);
   if(rc != MF_OK)
     return rc;
   if(sched->value[KNOB_UNIT] != WHOLE_UNIT && sched->value[KNOB_UNIT] != HALF_UNIT)
     return reject(why, RULE_UNIT, sched->value[KNOB_UNIT], WHOLE_UNIT, WHOLE_UNIT, NULL);
+  if(sched->value[KNOB_LOOKAHEAD] < 1 || sched->value[KNOB_LOOKAHEAD] > most_ahead)
+    return reject(why, RULE_LOOKAHEAD, sched->value[KNOB_LOOKAHEAD], most_ahead, sched->value[KNOB_LOOKAHEAD] < 1 ? 1 : most_ahead, NULL);
   if(ring > (l.scale_slots - 1) * l.unit_stages + 1)
     return reject(why, RULE_RING, ring, (l.scale_slots - 1) * l.unit_stages + 1, (l.scale_slots - 1) * l.unit_stages + 1, NULL);
   if(flight > ring || first_down > ring)

@@ -100,7 +100,7 @@ static const struct option long_options[] = {
     {"store", required_argument, NULL, OPT_STORE},      {"db", required_argument, NULL, OPT_DB},
     {"templates", required_argument, NULL, OPT_TEMPLATES}, {"gen", required_argument, NULL, OPT_GEN},
     {"devices", required_argument, NULL, OPT_DEVICES},  {"timeout-ms", required_argument, NULL, OPT_TIMEOUT},
-    {"soak", required_argument, NULL, OPT_SOAK},        {"retime", no_argument, NULL, OPT_RETIME},          {"debug", no_argument, NULL, OPT_DEBUG},
+    {"retime", no_argument, NULL, OPT_RETIME},          {"debug", no_argument, NULL, OPT_DEBUG},
     {"json", no_argument, NULL, OPT_JSON},              {"quiet", no_argument, NULL, OPT_QUIET},
     {"tp", required_argument, NULL, OPT_TP},            {"tp-rank", required_argument, NULL, OPT_TP_RANK},
     {"ep", required_argument, NULL, OPT_EP},            {"ep-rank", required_argument, NULL, OPT_EP_RANK},
@@ -111,8 +111,9 @@ static const struct option long_options[] = {
     {"key", required_argument, NULL, OPT_KEY},          {"signature", required_argument, NULL, OPT_SIGNATURE},
     {"schedule", required_argument, NULL, OPT_SCHEDULE},   {"version", no_argument, NULL, 'V'},
     {"routing", required_argument, NULL, OPT_ROUTING},  {"launches", required_argument, NULL, OPT_LAUNCHES},
-    {"behind", no_argument, NULL, OPT_BEHIND},          {"line-info", no_argument, NULL, OPT_LINE_INFO},
-    {"synccheck", no_argument, NULL, OPT_SYNCCHECK}, {NULL, 0, NULL, 0},
+    {"soak", required_argument, NULL, OPT_SOAK},        {"behind", no_argument, NULL, OPT_BEHIND},
+    {"line-info", no_argument, NULL, OPT_LINE_INFO},    {"synccheck", no_argument, NULL, OPT_SYNCCHECK},
+    {NULL, 0, NULL, 0},
 };
 
 static bool is_there(const char *path)

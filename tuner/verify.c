@@ -24,6 +24,7 @@
 
 #define MAX_CASES 64
 #define CONTROL_SEED 9001u
+#define SOAK_SEED 9002u
 #define NO_GPU (-1)
 
 enum row_state { ROW_NOT_RUN, ROW_OTHER_GPU, ROW_PASSED, ROW_FAILED };
@@ -96,39 +97,39 @@ static enum mf_status run_control(struct verify_gpu *gpu, struct verify_kernel *
   return rc;
 }
 
-/* Launches the case 'launches' times more. */
-static enum mf_status run_soak(struct verify_gpu *gpu, struct verify_kernel *k, const struct test_case *tc, const struct reference_result *ref, int launches,
-                               struct row *row, struct error *err)
+/* Launches a case of the most tokens 'launches' times more; its cases have passed. */
+static enum mf_status run_soak(struct verify_gpu *gpu, struct verify_kernel *k, int launches, struct row *row, struct error *err)
 {
+  const struct test_case tc = {.tokens = row->entry.tokens_max, .routing = ROUTING_UNIFORM, .data = CASE_NORMAL, .seed = SOAK_SEED};
+  const size_t count = (size_t)tc.tokens * (size_t)k->weights->problem->hidden;
+  struct reference_result ref;
   bool intact = true;
   int first = 0;
-  uint16_t *y = calloc((size_t)tc->tokens * (size_t)k->weights->problem->hidden, sizeof(*y));
-  enum mf_status rc = y == NULL ? error_set(err, MF_ERR_NOMEM, "out of memory") : verify_run(gpu, k, tc, &ref->routing, y, &intact, err);
-  if(rc == MF_OK)
-    rc = verify_soak(gpu, k, tc->tokens, launches, y, &row->different, &first, err);
-  free(y);
+  uint16_t *y;
+  enum mf_status rc = reference_run(k->weights->problem, k->weights->routed_scaling, k->weights->layer_seed, &tc, &ref, err);
   if(rc != MF_OK)
     return rc;
-  row->soaked = launches;
-  return row->different == 0 ? MF_OK
-                             : error_set(err, MF_ERR_CHECK, "%d of %d launches gave another result, launch %d the first: a race; do not serve it", row->different,
-                                         launches, first);
+  y = calloc(2 * count, sizeof(*y));
+  rc = y == NULL ? error_set(err, MF_ERR_NOMEM, "out of memory") : MF_OK;
+  for(int i = 0; rc == MF_OK && i < 2; i++)
+    rc = verify_run(gpu, k, &tc, &ref.routing, y + (size_t)i * count, &intact, err);
+  if(rc == MF_OK && memcmp(y, y + count, count * sizeof(*y)) != 0)
+    rc = error_set(err, MF_ERR_CHECK, "two launches gave different results: a race; do not serve it");
+  if(rc == MF_OK)
+    rc = verify_soak(gpu, k, tc.tokens, launches, y, &row->different, &first, err);
+  if(rc == MF_OK)
+    row->soaked = launches;
+  if(rc == MF_OK && row->different > 0)
+    rc = error_set(err, MF_ERR_CHECK, "%d of %d launches gave another result, launch %d the first: a race; do not serve it", row->different, launches, first);
+  free(y);
+  reference_free(&ref);
+  return rc;
 }
 
-/* The case to soak: uniform routing, the most tokens. */
-static int case_to_soak(const struct test_case *cases, int count)
-{
-  int found = 0;
-  for(int i = 1; i < count; i++)
-    if(cases[i].routing == ROUTING_UNIFORM && cases[i].data == CASE_NORMAL && cases[i].tokens > cases[found].tokens)
-      found = i;
-  return found;
-}
-
-static enum mf_status run_cases(struct verify_gpu *gpu, struct verify_kernel *k, int soak, struct row *row, struct error *err)
+static enum mf_status run_cases(struct verify_gpu *gpu, struct verify_kernel *k, struct row *row, struct error *err)
 {
   struct test_case cases[MAX_CASES];
-  const int count = verify_cases(row->entry.tokens_min, row->entry.tokens_max, cases, MAX_CASES), soaked = case_to_soak(cases, count);
+  const int count = verify_cases(row->entry.tokens_min, row->entry.tokens_max, cases, MAX_CASES);
   enum mf_status rc = MF_OK;
   row->verdict.passed = true;
   for(int i = 0; rc == MF_OK && i < count; i++) {
@@ -141,17 +142,9 @@ static enum mf_status run_cases(struct verify_gpu *gpu, struct verify_kernel *k,
     rc = run_case(gpu, k, &cases[i], &ref, &row->verdict, err);
     if(rc == MF_OK && i == 0)
       rc = run_control(gpu, k, &cases[i], &ref, &row->verdict, err);
-    if(rc == MF_OK && soak > 0 && i == soaked)
-      rc = run_soak(gpu, k, &cases[i], &ref, soak, row, err);
     reference_free(&ref);
   }
   return rc;
-}
-
-/* A GPU that hangs, or is still at work when the user wants to stop: nothing more can be done with it, and closing it would wait. */
-static bool is_busy(enum mf_status rc)
-{
-  return rc == MF_ERR_TIMEOUT || rc == MF_ERR_INTERRUPTED;
 }
 
 /* An op serves every token count from 1 on: says which one keeps this entry from being called. */
@@ -175,7 +168,7 @@ static void explain_gap(const struct mf_package *pkg, const struct mf_package_en
     error_set(err, MF_MISS_TOKENS, "no engine can call it: nothing in the package serves %d to %d tokens; tune these, too", first, entry->tokens_min - 1);
 }
 
-/* Fills in the row. Fails only if the GPU is_busy(). */
+/* Fills in the row. Fails only if the GPU verify_gpu_is_busy(). */
 static enum mf_status run_entry(struct verify_gpu *gpu, struct mf_package *pkg, const struct verify_weights *weights, int soak, struct row *row)
 {
   struct verify_kernel kernel;
@@ -184,13 +177,15 @@ static enum mf_status run_entry(struct verify_gpu *gpu, struct mf_package *pkg, 
   if(rc == MF_MISS_TOKENS)
     explain_gap(pkg, &row->entry, &err);
   if(rc == MF_OK)
-    rc = run_cases(gpu, &kernel, soak, row, &err);
+    rc = run_cases(gpu, &kernel, row, &err);
   if(rc == MF_OK && !row->verdict.passed)
     rc = error_set(&err, MF_ERR_CHECK, "%s", row->verdict.detail);
+  if(rc == MF_OK && soak > 0)
+    rc = run_soak(gpu, &kernel, soak, row, &err);
   row->state = rc == MF_OK ? ROW_PASSED : ROW_FAILED;
   row->status = rc;
   snprintf(row->why, sizeof(row->why), "%s", rc == MF_OK ? "" : err.text);
-  if(is_busy(rc))
+  if(verify_gpu_is_busy(rc))
     return rc;
   verify_kernel_free(gpu, &kernel);
   return MF_OK;
@@ -427,12 +422,12 @@ enum mf_status verify_command(const struct options *opt, const char *package_pat
   if(gpu_rc == MF_OK)
     gpu_rc = run_all(&gpu, pkg, &rep);
   rc = print_report(opt, &rep, package_path, err);
-  if(rc == MF_OK && (gpu_rc == MF_OK || is_busy(gpu_rc)))
+  if(rc == MF_OK && (gpu_rc == MF_OK || verify_gpu_is_busy(gpu_rc)))
     rc = conclude(&rep, package_path, gpu.name, err);
   else if(rc == MF_OK)
     rc = error_set(err, gpu_rc, "%s: hashes and structure are sound; the numbers need a GPU: %s", package_path, no_gpu.text);
 out:
-  if(!is_busy(gpu_rc))
+  if(!verify_gpu_is_busy(gpu_rc))
     verify_gpu_close(&gpu);
   free(rep.rows);
   mf_package_close(pkg);

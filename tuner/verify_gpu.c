@@ -66,6 +66,11 @@ void verify_gpu_close(struct verify_gpu *gpu)
   cuda_api_close(&gpu->api);
 }
 
+bool verify_gpu_is_busy(enum mf_status rc)
+{
+  return rc == MF_ERR_TIMEOUT || rc == MF_ERR_INTERRUPTED;
+}
+
 static enum mf_status allocate(struct verify_gpu *gpu, size_t bytes, const char *what, CUdeviceptr *out, struct error *err)
 {
   const CUresult cr = gpu->api.p_cuMemAlloc(out, bytes);
@@ -357,12 +362,16 @@ static enum mf_status soak_batch(struct verify_gpu *gpu, const struct verify_ker
                                  const uint16_t *y, int *different, int *first, struct error *err)
 {
   const size_t bytes = (size_t)tokens * (size_t)k->weights->problem->hidden * 2;
+  struct error ignored;
   CUresult cr;
   enum mf_status rc = poison(gpu, out, (size_t)count * bytes, err);
   for(int i = 0; rc == MF_OK && i < count; i++)
     rc = forward(gpu, k, tokens, out + (size_t)i * bytes, err);
-  if(rc == MF_OK)
-    rc = wait_for_stream(gpu, err);
+  if(rc != MF_OK) { /* those ahead of it are still under way, and 'out' is theirs */
+    const enum mf_status waited = wait_for_stream(gpu, &ignored);
+    return verify_gpu_is_busy(waited) ? error_set(err, waited, "%s", ignored.text) : rc;
+  }
+  rc = wait_for_stream(gpu, err);
   if(rc != MF_OK)
     return rc;
   cr = gpu->api.p_cuMemcpyDtoH(back, out, (size_t)count * bytes);
@@ -383,19 +392,13 @@ enum mf_status verify_soak(struct verify_gpu *gpu, struct verify_kernel *k, int 
   const size_t room = SOAK_BATCH * (size_t)tokens * (size_t)k->weights->problem->hidden * 2;
   unsigned char *back = malloc(room);
   CUdeviceptr out = 0;
-  CUresult cr;
-  enum mf_status rc = back != NULL ? MF_OK : error_set(err, MF_ERR_NOMEM, "out of memory");
+  enum mf_status rc = back != NULL ? allocate(gpu, room + GUARD_BYTES, "the outputs of many launches", &out, err) : error_set(err, MF_ERR_NOMEM, "out of memory");
   *different = *first = 0;
-  if(rc != MF_OK)
-    return rc;
-  cr = gpu->api.p_cuMemAlloc(&out, room);
-  if(cr != CUDA_SUCCESS)
-    rc = cuda_error(gpu, cr, "allocating outputs", err);
   for(int done = 0; rc == MF_OK && done < launches; done += SOAK_BATCH) {
     const int count = launches - done < SOAK_BATCH ? launches - done : SOAK_BATCH;
     rc = soak_batch(gpu, k, tokens, count, done + 1, out, back, y, different, first, err);
   }
-  if(out != 0 && rc != MF_ERR_TIMEOUT && rc != MF_ERR_INTERRUPTED) /* (then the GPU may still be at work) */
+  if(out != 0 && !verify_gpu_is_busy(rc))
     gpu->api.p_cuMemFree(out);
   free(back);
   return rc;

@@ -24,6 +24,8 @@ struct verify_gpu {
 
 enum mf_status verify_gpu_open(int ordinal, int timeout_ms, struct verify_gpu *gpu, struct error *err);
 void verify_gpu_close(struct verify_gpu *gpu);
+/* A status behind which the GPU may still be at work: nothing more can be done with it, and closing it would wait. */
+bool verify_gpu_is_busy(enum mf_status rc);
 
 /* The weights of layer 0 of one problem, on the device. */
 struct verify_weights {
@@ -55,7 +57,7 @@ enum mf_status verify_run(struct verify_gpu *gpu, struct verify_kernel *kernel, 
                           uint16_t *y, bool *guards_intact, struct error *err);
 
 /* Launches the case that verify_run() ran last again, 'launches' times, back to back as an engine would: how many gave another y than 'y' (bf16, tokens * K),
- * and which was the first (from 1; 0: none). The limit of time is that of SOAK_BATCH launches. */
+ * and which was the first (from 1; 0: none). 64 launches at a time, which must end within timeout_ms together. Guards are not looked at. */
 enum mf_status verify_soak(struct verify_gpu *gpu, struct verify_kernel *kernel, int tokens, int launches, const uint16_t *y, int *different, int *first,
                            struct error *err);
 

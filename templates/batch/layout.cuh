@@ -162,7 +162,7 @@ struct Layout {
     kBarrierScored = 6, // (of stream, with few tokens: never used here)
   };
 
-  // --- Waits, as the watchdog names them: the first eleven as in stream ---
+  // --- Waits, as the watchdog names them: the first ten as in stream ---
   enum Wait : int {
     kWaitUpStage = 1, kWaitScales, kWaitReduceFree, kWaitDownStage, kWaitH, kWaitReduceFull, kWaitProgress, kWaitHData,
     kWaitRingFree, kWaitFlight, kWaitTicket, kWaitUnitDone, kWaitXFree, kWaitDownScales, kWaitDownFree,

@@ -80,8 +80,8 @@ MF_DEVICE F32x2 load_shared_unordered(const F32x2 *p) { return *p; }
 
 // --- Proxies ---
 
-// fence.proxy.async.shared::cta: this thread's earlier ordinary stores to shared memory become visible to the async proxy
-// (wgmma operands, bulk copies) of whoever is ordered behind the fence. Every writing lane executes it.
+// fence.proxy.async.shared::cta: between this thread's earlier ordinary accesses to shared memory and the async proxy's (wgmma operands, bulk copies) of whoever is
+// ordered behind the fence. Stores become visible to them; loads are through before a copy overwrites what they read. Every lane that has stored or loaded executes it.
 MF_DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 } // namespace hw

@@ -65,15 +65,4 @@ MF_DEVICE void wait_shared_at_least(const uint32_t *p, uint32_t value, const Wat
       break;
 }
 
-// Waits until the word in shared memory, read with acquire, is not 0; returns it (0 if the watchdog gave up).
-MF_DEVICE uint32_t wait_shared_nonzero(const uint32_t *p, const Watchdog &dog, int id)
-{
-  Spin spin;
-  uint32_t v;
-  while((v = load_shared_acquire(p)) == 0)
-    if(!spin.again(dog, id))
-      break;
-  return v;
-}
-
 } // namespace hw

@@ -179,12 +179,12 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
   start_trace(c, launch, begin);
   if(scores)
     hw::stamp_arrival(c.trace, MF_CONSUMER_LOGITS, selection.first_word());
-  if(routes && token == 0 && c.lane == 0)
-    c.sm.launch = launch; // for the producer, behind kBarrierList
   if constexpr(L::kShared > 0) {
     if(routes && token == 0)
       find_head<L, 0>(c, selection);
   }
+  if(routes && token == 0 && c.lane == 0)
+    c.sm.launch = launch; // for the producer, behind kBarrierList
   if(scores)
     selection.score_experts(c, token, part);
   if(routes)

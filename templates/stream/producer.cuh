@@ -1,7 +1,7 @@
 // producer.cuh - the weight stream: one warp that never stops.
 //
 // Who runs it   warp kProducerWarp. Lane 0 issues the tensor copies, all lanes copy a unit's scale rows.
-// Reads         w13, s13, w2 (global); head, experts[], active, launch (route.cuh); the ticket counter (tickets.cuh).
+// Reads         w13, s13, w2 (global); head, experts[], active (route.cuh), launch (kernel.cuh); the ticket counter (tickets.cuh).
 // Writes        the ring, stage_unit[], up_scale[].
 // Waits for     kBarrierHead, and kBarrierList before anything behind the first unit; then free stages (empty[], by the consumers), landed stages (full[], by its own copies: the
 //               cap on bytes in flight).

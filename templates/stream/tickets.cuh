@@ -1,8 +1,11 @@
 // tickets.cuh - units of the up projection behind the static rounds: numbers from a counter that all CTAs share, so that who is faster computes more of them.
 //
-// Who runs it   the producer, once per turn, when the turn's copies have been issued; lane 0 draws.
+// Who runs it   the producer, when a turn's copies have been issued, from kLookahead turns ahead of the first ticket on; lane 0 draws.
 // Reads, writes the launch's counter (workspace, relaxed atomics). Each launch clears the other one for its successor (prepare_down).
 // Waits for     nothing but the atomic itself.
+// Visible by    the shuffle: a ticket is known to the producer alone, until it stands in stage_unit[].
+// No deadlock   nobody waits for a ticket but the warp that has drawn it. One drawer per CTA, so that its tickets rise: the first one behind the last unit ends the
+//               up phase, and those that are still under way then are behind it, too.
 //
 // One at a time: CTAs that draw two together end up to two units apart. And kLookahead turns ahead: an atomic takes 1.5 to 3 us under load. Nothing may be computed from
 // a number that is still under way, not even a move between registers: the warp would stand still. Hence a register for each, and code of its own per register.
