@@ -392,8 +392,11 @@ enum mf_status verify_soak(struct verify_gpu *gpu, struct verify_kernel *k, int 
   const size_t room = SOAK_BATCH * (size_t)tokens * (size_t)k->weights->problem->hidden * 2;
   unsigned char *back = malloc(room);
   CUdeviceptr out = 0;
-  enum mf_status rc = back != NULL ? allocate(gpu, room + GUARD_BYTES, "the outputs of many launches", &out, err) : error_set(err, MF_ERR_NOMEM, "out of memory");
+  enum mf_status rc;
   *different = *first = 0;
+  if(back == NULL)
+    return error_set(err, MF_ERR_NOMEM, "out of memory");
+  rc = allocate(gpu, room + GUARD_BYTES, "the outputs of many launches", &out, err);
   for(int done = 0; rc == MF_OK && done < launches; done += SOAK_BATCH) {
     const int count = launches - done < SOAK_BATCH ? launches - done : SOAK_BATCH;
     rc = soak_batch(gpu, k, tokens, count, done + 1, out, back, y, different, first, err);
