@@ -14,6 +14,7 @@
 //
 // Why not wgmma: its passes were what limited this family. A warpgroup's warps waited for each other and for each pass, a tile was
 // read once per pass, and the slab trick (stream/up.cuh) and its descriptors cost more instructions than widening e4m3 does.
+//
 // Why the fence: what frees a stage is an ordinary read, what comes to lie there an async write, and an arrival alone does not keep the two apart. ptxas does not wait for
 // ldmatrix ahead of it, and on an H200 the copy has overtaken the read, once in 10000 launches (docs/kernel.md).
 //
