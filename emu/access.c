@@ -447,6 +447,18 @@ void emu_or(uint32_t *p, uint32_t value)
   emu_maybe_preempt(t);
 }
 
+void emu_or_release(uint32_t *p, uint32_t value)
+{
+  const void *pc = __builtin_return_address(0);
+  struct thread *t = running();
+  if(!scoped(t, p, ACCESS_WRITE | ACCESS_UPDATE, pc))
+    emu_fail(EMU_UNSUPPORTED, t, pc, "release update of global memory at %s", emu_pc_text(emu_pc(pc)).s);
+  *p |= value;
+  clock_release(t, shadow_release_clock(t->cta, word_offset(t, p), true)); /* joined with what the word's earlier releases left */
+  emu_machine.changes++;
+  emu_maybe_preempt(t);
+}
+
 void emu_fence_async_proxy(void)
 {
   struct thread *t = running();

@@ -47,6 +47,7 @@ uint32_t emu_load_relaxed(const uint32_t *p, int acquire);        /* shared or g
 void emu_store_relaxed(uint32_t *p, uint32_t value, int release); /* a global one is delivered later, out of order with others */
 uint32_t emu_add(uint32_t *p, uint32_t value);                    /* relaxed; returns the old value */
 void emu_or(uint32_t *p, uint32_t value);
+void emu_or_release(uint32_t *p, uint32_t value);                 /* shared */
 void emu_load_unordered(const void *p, void *out, int words);      /* shared; words that are in no order with their last write come out tainted (below) */
 void emu_fence_async_proxy(void);
 

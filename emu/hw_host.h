@@ -115,6 +115,7 @@ MF_DEVICE int count_bits(uint32_t v) // (the builtin would call libgcc)
   v = (v & 0x33333333u) + (v >> 2 & 0x33333333u);
   return (int)(((v + (v >> 4)) & 0x0F0F0F0Fu) * 0x01010101u >> 24);
 }
+MF_DEVICE int highest_bit(uint32_t v) { return 31 - __builtin_clz(v); }
 MF_DEVICE int lowest_bit(uint32_t v) { return __builtin_ffs((int)v) - 1; }
 MF_DEVICE int lowest_bit(uint64_t v) { return __builtin_ffsll((long long)v) - 1; }
 
@@ -139,6 +140,7 @@ MF_DEVICE uint32_t load_shared_acquire(const uint32_t *p) { return emu_load_rela
 MF_DEVICE void store_shared_release(uint32_t *p, uint32_t v) { emu_store_relaxed(p, v, 1); }
 MF_DEVICE uint32_t add_shared(uint32_t *p, uint32_t v) { return emu_add(p, v); }
 MF_DEVICE void or_shared(uint32_t *p, uint32_t v) { emu_or(p, v); }
+MF_DEVICE void or_shared_release(uint32_t *p, uint32_t v) { emu_or_release(p, v); }
 MF_DEVICE F32x2 load_shared_unordered(const F32x2 *p)
 {
   F32x2 v;
@@ -175,6 +177,7 @@ MF_DEVICE void mbarrier_init_fence() { emu_mbarrier_init_fence(); }
 MF_DEVICE void mbarrier_arrive(Mbarrier *bar) { emu_mbarrier_arrive(bar); }
 MF_DEVICE void mbarrier_arrive_expect(Mbarrier *bar, uint32_t bytes) { emu_mbarrier_arrive_expect(bar, bytes); }
 MF_DEVICE bool mbarrier_try_wait(Mbarrier *bar, uint32_t parity) { return emu_mbarrier_try_wait(bar, parity) != 0; }
+MF_DEVICE bool mbarrier_test(Mbarrier *bar, uint32_t parity) { return emu_mbarrier_try_wait(bar, parity) != 0; }
 MF_DEVICE bool mbarrier_wait(Mbarrier *bar, uint32_t parity, const Watchdog &, int id)
 {
   emu_mbarrier_wait(bar, parity, id);

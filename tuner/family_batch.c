@@ -16,7 +16,6 @@
 #define STAGE_BYTES 8192
 #define STAGE_KBLOCKS 4
 #define REDUCE_BUFFERS 4      /* = finaliser warps */
-#define H_LOADERS 6
 #define ROUTERS 16
 #define THREADS 640
 #define FEW_RANKS 8           /* experts per token up to which tables of slots and ranks are made of bytes */
@@ -138,13 +137,13 @@ static long shared_size(const struct mf_problem *p, const struct layout *l, int 
   const long stages = (long)ring * STAGE_BYTES, scores = 8L * ROUTERS * columns; /* share their space */
   long at = align_up(stages > scores ? stages : scores, 1024) + 1024L * l->groups * (l->kblocks + l->low_ranks * l->hblocks);
   at += 8L * 32 * 16 * REDUCE_BUFFERS;
-  at += align_up(4L * l->kblocks * l->tokens + 4L * local + 4L * align_up((long)l->slots * l->pass_words, 4), 16); /* cleared */
+  at += align_up(4L * l->kblocks * l->tokens + 4L * local + 4L * align_up((long)l->slots * l->pass_words, 4) + align_up(l->slots, 16) + 16, 16); /* cleared */
   at += 8L * l->turn_slots * l->kblocks;
   at = align_up(at, 16) + 16L * l->turn_slots;
   at += 32L * l->groups * ranks * l->hblocks + 4L * l->slots * l->down_row_blocks * l->hblocks + 4L * l->tokens * ranks;
   at += 2L * 4 * l->slots;
   at = align_up(at, 8) + (long)(l->rank_slots + ranks) * l->tokens * l->slot_bytes;
-  at += 4L + 2L * 4 * REDUCE_BUFFERS + 2L * 4 * H_LOADERS + 4L * ring + local * l->slot_bytes;
+  at += 4L + 2L * 4 * REDUCE_BUFFERS + 4L * ring + local * l->slot_bytes;
   at = align_up(at, 8) + 8L * (2 * REDUCE_BUFFERS + 3 * l->turn_slots + 2 + 2 * ring + 2 * l->down_ring);
   return align_up(at, 1024);
 }

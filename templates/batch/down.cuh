@@ -3,7 +3,7 @@
 // Who runs it   both consumer warpgroups of the CTAs below kDownCtas; they take turns at down stages.
 // Reads         the down stages, down_scale[], the h sets, h_scale, passes[], slot_by_rank[].
 // Writes        y, kDownRows rows of every token; reduce[group] on the way.
-// Waits for     down_scales once; down_full[] of each of its stages, h_loaded[] of each pass's loader; at the end kBarrierOutput among the consumers (kOverSums: also ahead of
+// Waits for     down_scales once; down_full[] of each of its stages, each pass's bit of h_done[]; at the end kBarrierOutput among the consumers (kOverSums: also ahead of
 //               writing reduce[], where h sets of the others' last products may lie).
 // Visible by    down_empty[], as soon as all lanes have the stage in registers, behind a fence_async_proxy of each (up.cuh says why); y by the end of the kernel.
 // No deadlock   the producer's down stages wait for no h; the loaders wait for no consumer's down progress.
@@ -28,106 +28,182 @@ struct RowBlocks {
   int low, high;
 };
 
-// Multiplies a warp's rows, in kBlocks k-blocks of the slot from `first` on (kTileWarps apart), with the h sets of all its passes, and adds that to the sums of the columns that are the slot's.
+// What is known of the slot's h: its byte of h_done[], asked for early. A pass whose bit is missing asks again until it is there.
+template <class L>
+struct SlotH {
+  const uint32_t *word;
+  int shift;
+  uint32_t done;
+
+  MF_DEVICE SlotH(const Context<L> &c, int slot) : word(&c.sm.cleared.h_done[slot >> 2]), shift(8 * (slot & 3)), done(hw::load_shared_acquire(word) >> shift) {}
+  MF_DEVICE void wait_for(const Context<L> &c, int bit)
+  {
+    hw::Spin spin;
+    while(!(done >> bit & 1)) {
+      if(!spin.again(c.dog, L::kWaitH))
+        break;
+      done = hw::load_shared_acquire(word) >> shift;
+    }
+  }
+};
+
+// A warp's rows of a down stage, wide, and their scales: kBlocks k-blocks of the slot from `first` on, kTileWarps apart.
 template <class L, int kBlocks>
-MF_DEVICE void multiply_blocks(const Context<L> &c, const hw::Rows *rows, const hw::ColumnsBase &h_base, int slot, int first, const RowBlocks &scales, const Passes<L> &passes,
-                               float (&sum)[L::kGroups][4])
-{
-  auto &sm = c.sm;
-  const int column = 2 * (c.lane & 3);
+struct DownRows {
   hw::WideRows wide[kBlocks];
   float low[kBlocks], high[kBlocks];
-  MF_UNROLL
-  for(int j = 0; j < kBlocks; ++j) {
-    low[j] = sm.down_scale[slot][scales.low][first + j * L::kTileWarps];
-    high[j] = L::kDownRowBlocks == 2 ? sm.down_scale[slot][scales.high][first + j * L::kTileWarps] : low[j];
-    hw::widen(wide[j], rows[j]);
+
+  MF_DEVICE void widen(const Context<L> &c, const hw::Rows *rows, int slot, int first, const RowBlocks &scales)
+  {
+    MF_UNROLL
+    for(int j = 0; j < kBlocks; ++j) {
+      low[j] = c.sm.down_scale[slot][scales.low][first + j * L::kTileWarps];
+      high[j] = L::kDownRowBlocks == 2 ? c.sm.down_scale[slot][scales.high][first + j * L::kTileWarps] : low[j];
+      hw::widen(wide[j], rows[j]);
+    }
   }
-  MF_UNROLL
-  for(int g = 0; g < L::kGroups; ++g) {
-    uint32_t left = passes.of(g);
-    MF_LOOP
-    while(left != 0) {
-      const int rank = hw::lowest_bit(left), item = slot * L::kGroups + g;
-      const int half = L::kOverlay && rank >= L::kLowRanks;
-      left &= left - 1;
-      const uint32_t slots = *(const typename L::TwoSlots *)&sm.slot_by_rank[rank][8 * g + column];
-      hw::wait_shared_at_least(&sm.h_loaded[half][item % L::kHLoaders], item / L::kHLoaders + 1, c.dog, L::kWaitH);
-      hw::Columns h[kBlocks];
-      hw::F32x2 sh[kBlocks];
-      float d[kBlocks][4];
-      MF_UNROLL
-      for(int j = 0; j < kBlocks; ++j) {
-        const int block = first + j * L::kTileWarps;
-        hw::load_columns(h[j], hw::columns_at(h_base, L::h_set(g, rank) + block * 1024), 0);
-        sh[j] = hw::load_shared_unordered((const hw::F32x2 *)&sm.h_scale[g * L::kRanks + rank][block][column]);
-      }
-      if constexpr(kBlocks == 2)
-        hw::multiply_two(d, wide, h);
-      else
-        hw::multiply(d[0], wide[0], h[0]);
-      MF_UNROLL
-      for(int j = 0; j < kBlocks; ++j) {
-        if((slots & L::kNoSlot) == (uint32_t)slot) {
-          sum[g][0] = hw::fma_rn(d[j][0], low[j] * sh[j].x, sum[g][0]);
-          sum[g][2] = hw::fma_rn(d[j][2], high[j] * sh[j].x, sum[g][2]);
+
+  // Multiplies them with the h sets of all passes, and adds that to the sums of the columns that are the slot's.
+  MF_DEVICE void multiply(const Context<L> &c, const hw::ColumnsBase &h_base, int slot, int first, const Passes<L> &passes, SlotH<L> &there, float (&sum)[L::kGroups][4]) const
+  {
+    auto &sm = c.sm;
+    const int column = 2 * (c.lane & 3);
+    MF_UNROLL
+    for(int g = 0; g < L::kGroups; ++g) {
+      uint32_t left = passes.of(g);
+      MF_LOOP
+      while(left != 0) {
+        const int rank = hw::highest_bit(left);
+        left &= ~(1u << rank);
+        const uint32_t slots = *(const typename L::TwoSlots *)&sm.slot_by_rank[rank][8 * g + column];
+        there.wait_for(c, L::h_bit(g, L::kOverlay && rank >= L::kLowRanks));
+        hw::Columns h[kBlocks];
+        hw::F32x2 sh[kBlocks];
+        float d[kBlocks][4];
+        MF_UNROLL
+        for(int j = 0; j < kBlocks; ++j) {
+          const int block = first + j * L::kTileWarps;
+          hw::load_columns(h[j], hw::columns_at(h_base, L::h_set(g, rank) + block * 1024), 0);
+          sh[j] = hw::load_shared_unordered((const hw::F32x2 *)&sm.h_scale[g * L::kRanks + rank][block][column]);
         }
-        if(slots >> L::kSlotBits == (uint32_t)slot) {
-          sum[g][1] = hw::fma_rn(d[j][1], low[j] * sh[j].y, sum[g][1]);
-          sum[g][3] = hw::fma_rn(d[j][3], high[j] * sh[j].y, sum[g][3]);
+        if constexpr(kBlocks == 2)
+          hw::multiply_two(d, wide, h);
+        else
+          hw::multiply(d[0], wide[0], h[0]);
+        MF_UNROLL
+        for(int j = 0; j < kBlocks; ++j) {
+          if((slots & L::kNoSlot) == (uint32_t)slot) {
+            sum[g][0] = hw::fma_rn(d[j][0], low[j] * sh[j].x, sum[g][0]);
+            sum[g][2] = hw::fma_rn(d[j][2], high[j] * sh[j].x, sum[g][2]);
+          }
+          if(slots >> L::kSlotBits == (uint32_t)slot) {
+            sum[g][1] = hw::fma_rn(d[j][1], low[j] * sh[j].y, sum[g][1]);
+            sum[g][3] = hw::fma_rn(d[j][3], high[j] * sh[j].y, sum[g][3]);
+          }
         }
       }
     }
   }
-}
+};
+
+// A warp's way through the down stages of its warpgroup.
+template <class L>
+struct DownReader {
+  const Context<L> &c;
+  const int stages;
+  DownRing<L> ring;
+  int number, slot, piece = 0; // of the stage whose rows come next
+  hw::RowsAt rows_at;
+  int block0;
+  bool exists;  // the warp has rows and k-blocks at all
+  hw::Rows rows[L::kWarpKBlocks];
+
+  MF_DEVICE DownReader(const Context<L> &context, int consumer, int next_stage)
+      : c(context), stages((int)context.sm.active * L::kDownPieces), ring(next_stage, consumer >> 2), number(consumer >> 2), slot(number / L::kDownPieces),
+        piece(number - slot * L::kDownPieces)
+  {
+    // The warp's 16 rows, some or all of which may be none of the CTA's, and its first k-block of a stage, which may be none of the stage's.
+    const int w4 = consumer & 3, first_row = 16 * (w4 % L::kRowTiles);
+    block0 = w4 / L::kRowTiles;
+    exists = first_row < L::kDownRows && block0 < L::kDownKBlocks;
+    const uint8_t *low_atom = c.sm.ring[0] + (exists ? block0 * L::kDownKBlockBytes + first_row * 128 : 0);
+    rows_at = hw::rows_at(low_atom, low_atom + (first_row + 8 < L::kDownRows ? 1024 : 0));
+  }
+
+  MF_DEVICE bool more() const { return number < stages; }
+  MF_DEVICE int first() const { return piece * L::kDownKBlocks + block0; } // the warp's first k-block
+  MF_DEVICE bool has_one() const { return exists && (L::kEvenPieces || first() < L::kHBlocks); }
+  MF_DEVICE bool has_two() const
+  {
+    return L::kWarpKBlocks == 2 && exists && block0 + L::kTileWarps < L::kDownKBlocks && (L::kEvenPieces || first() + L::kTileWarps < L::kHBlocks);
+  }
+
+  MF_DEVICE void wait() const { hw::mbarrier_wait(&c.sm.barrier.down_full[ring.place], ring.parity, c.dog, L::kWaitDownStage); }
+
+  // Brings the warp's rows into registers. The stage must have landed.
+  MF_DEVICE void load()
+  {
+    const uint32_t at = ring.offset();
+    if(has_one())
+      hw::load_rows(rows[0], rows_at, at);
+    if constexpr(L::kWarpKBlocks == 2) {
+      if(has_two())
+        hw::load_rows(rows[1], rows_at, at + L::kTileWarps * L::kDownKBlockBytes);
+    }
+  }
+
+  // Gives the stage back.
+  MF_DEVICE void release() const
+  {
+    hw::fence_async_proxy();
+    hw::sync_warp(); // all lanes have read it
+    if(c.lane == 0)
+      hw::mbarrier_arrive(&c.sm.barrier.down_empty[ring.place]);
+  }
+
+  // Goes on to the warpgroup's next stage.
+  MF_DEVICE void advance()
+  {
+    ring.advance(2);
+    number += 2;
+    slot = number / L::kDownPieces;
+    piece = number - slot * L::kDownPieces;
+  }
+};
 
 // Accumulates the CTA's rows over all active experts. `next_stage`: of the ring, behind the last up stage of either warpgroup.
 template <class L>
 MF_DEVICE void down_rows(const Context<L> &c, int consumer, int next_stage, float (&sum)[L::kGroups][4])
 {
   auto &sm = c.sm;
-  const int w4 = consumer & 3;
-  const int stages = (int)sm.active * L::kDownPieces;
-  DownRing<L> ring(next_stage, consumer >> 2);
-
-  // The warp's 16 rows, some or all of which may be none of the CTA's, and its first k-block of a stage, which may be none of the stage's.
-  const int first_row = 16 * (w4 % L::kRowTiles), block0 = w4 / L::kRowTiles;
-  const bool exists = first_row < L::kDownRows && block0 < L::kDownKBlocks;
-  const uint8_t *low_atom = sm.ring[0] + (exists ? block0 * L::kDownKBlockBytes + first_row * 128 : 0);
-  const hw::RowsAt rows_at = hw::rows_at(low_atom, low_atom + (first_row + 8 < L::kDownRows ? 1024 : 0));
   const hw::ColumnsBase h_base = hw::columns_base((const uint8_t *)&sm);
-
   RowBlocks scales{0, 0};
   if constexpr(L::kDownRowBlocks == 2) {
-    const int cta_row = c.cta * L::kDownRows, first = cta_row / 128;
+    const int cta_row = c.cta * L::kDownRows, first = cta_row / 128, first_row = 16 * ((consumer & 3) % L::kRowTiles);
     scales.low = smaller((cta_row + first_row) / 128 - first, 1);
     scales.high = smaller((cta_row + first_row + 8) / 128 - first, 1);
   }
-
+  DownReader<L> next(c, consumer, next_stage);
   hw::mbarrier_wait(&sm.barrier.down_scales, 0, c.dog, L::kWaitDownScales);
   MF_LOOP
-  for(int i = consumer >> 2; i < stages; i += 2) {
-    const int slot = i / L::kDownPieces, piece = i - slot * L::kDownPieces;
-    const int first = piece * L::kDownKBlocks + block0; // the warp's first k-block
-    const bool two = L::kWarpKBlocks == 2 && exists && block0 + L::kTileWarps < L::kDownKBlocks && (L::kEvenPieces || first + L::kTileWarps < L::kHBlocks);
-    const bool one = exists && (L::kEvenPieces || first < L::kHBlocks);
+  while(next.more()) {
+    next.wait();
+    next.load();
+    next.release();
+    const int slot = next.slot, first = next.first();
+    const bool one = next.has_one(), two = next.has_two();
+    next.advance();
     const Passes<L> passes(c, slot);
-    const uint32_t at = ring.offset();
-    hw::Rows rows[2];
-    hw::mbarrier_wait(&sm.barrier.down_full[ring.place], ring.parity, c.dog, L::kWaitDownStage);
-    if(one)
-      hw::load_rows(rows[0], rows_at, at);
-    if(two)
-      hw::load_rows(rows[1], rows_at, at + L::kTileWarps * L::kDownKBlockBytes);
-    hw::fence_async_proxy();
-    hw::sync_warp(); // all lanes have read it
-    if(c.lane == 0)
-      hw::mbarrier_arrive(&sm.barrier.down_empty[ring.place]);
-    ring.advance(2);
-    if(two)
-      multiply_blocks<L, 2>(c, rows, h_base, slot, first, scales, passes, sum);
-    else if(one)
-      multiply_blocks<L, 1>(c, rows, h_base, slot, first, scales, passes, sum);
+    SlotH<L> there(c, slot);
+    if(two) {
+      DownRows<L, 2> tile;
+      tile.widen(c, next.rows, slot, first, scales);
+      tile.multiply(c, h_base, slot, first, passes, there, sum);
+    } else if(one) {
+      DownRows<L, 1> tile;
+      tile.widen(c, next.rows, slot, first, scales);
+      tile.multiply(c, h_base, slot, first, passes, there, sum);
+    }
   }
 }
 

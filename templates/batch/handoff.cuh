@@ -9,14 +9,16 @@
 //   Waits for   reduce_full[b] (the consumers). A buffer always belongs to the same warp: phases must be seen in turn.
 //   Visible by  reduce_empty[b] for the buffer; h carries its own flag.
 //   No deadlock the consumers end with a mark in every buffer.
-// Loader j (CTAs with down rows)
-//   Reads       published[], tokens[], passes[], slot_at[], weight[], then h (workspace, relaxed loads).
-//   Writes      the h sets, h_scale for the items j, j + kHLoaders, ... (item = slot * groups + group); h_loaded[..][j].
-//   Waits for   this CTA's own progress, then for the words of h themselves. With kOverlay: first all items' low ranks, then x_free,
-//               then all items' high ranks, which lie where x was (kOverSums: and the partial sums).
-//   Visible by  sync_warp, release store to h_loaded[half][j]. (The fence_async_proxy ahead of them is left from wgmma; the kernel was timed with it.)
-//   No deadlock h of a slot is published by CTAs that all run at once (the grid is co-resident) and whose finalisers wait for no loader.
-//               x_free comes from the end of this CTA's up phase (kOverSums: and of its finalisers' reading), which waits for no loader either.
+// Loaders (CTAs with down rows), and finalisers that are through with their items
+//   Reads       published[] (loaders), tokens[], slot_at[], weight[], then h (workspace, relaxed loads).
+//   Writes      h_taken, the h sets and h_scale of the items that they take, h_done[].
+//   Waits for   loaders: this CTA's own progress; then for the words of h themselves. With kOverlay: first come all items' low ranks, then
+//               all items' high ranks, which lie where x was (kOverSums: and the partial sums) and wait for x_free.
+//   Visible by  sync_warp, release update of the slot's byte of h_done[].
+//   No deadlock h of a slot is published by CTAs that all run at once (the grid is co-resident), and a finaliser publishes all its items before it loads
+//               anything. x_free comes from the end of this CTA's up phase (kOverSums: and of its finalisers' reading), which waits for no loader either.
+//
+// Who loads is not laid down beforehand: with all tokens on few experts h comes all at once, at the end of the up phase, and every warp that is free counts.
 #pragma once
 #include "batch/layout.cuh"
 #include "stream/handoff.cuh"
@@ -85,36 +87,27 @@ MF_DEVICE void finalise_items(const Context<L> &c, int b, uint32_t launch)
 template <class L>
 struct HRow : stream::HRow<L> {
   using Base = stream::HRow<L>;
-  using Base::chunk;
-  using Base::kChunks;
   using Base::kPieces;
   using Base::kStepBlocks;
   using Base::kSteps;
   using Base::rank;
   using Base::token;
-  bool wanted; // there is such a row, and it belongs to the half that is being loaded
 
-  MF_DEVICE void choose(const Context<L> &c, const char *h, int slot, int t, bool there, int half)
+  // `rank_of_lane`: the rank at which token `lane` has the slot.
+  MF_DEVICE void choose(const Context<L> &c, const char *h, int t, int rank_of_lane)
   {
     token = t;
-    rank = rank_at(c, t, slot);
-    wanted = there && (!L::kOverlay || (rank >= L::kLowRanks) == (half == 1));
+    rank = hw::shuffle(rank_of_lane, t);
     this->source = Base::row_of(c, h, t, rank);
     Base::forget();
   }
 
-  // Quantises the row and writes it as row token % 8 of its h set; the routing weight goes into the scale, if it has not multiplied the input.
-  MF_DEVICE void store(const Context<L> &c)
+  // Writes it as row token % 8 of its h set; the routing weight goes into the scale, if it has not multiplied the input.
+  MF_DEVICE void place(const Context<L> &c, const hw::U32x2 *quantised, const float *scale) const
   {
     const int group = token >> 3, row = token & 7;
     const float weight = L::Shape::kWeightOnInput ? 1.0f : c.sm.weight[token][rank];
     uint8_t *set = (uint8_t *)&c.sm + L::h_set(group, rank);
-    hw::U32x2 quantised[kChunks];
-    float scale[kSteps];
-    MF_UNROLL
-    for(int i = 0; i < kChunks; ++i)
-      chunk[i] = stream::inverted(chunk[i]);
-    stream::quantise_blocks<L, kPieces, false>(chunk, quantised, scale);
     MF_UNROLL
     for(int i = 0; i < kSteps; ++i) {
       const int block = Base::block_of(c, i), piece = Base::piece_of(c);
@@ -127,69 +120,106 @@ struct HRow : stream::HRow<L> {
   }
 };
 
-// The rows of one item and half, some at a time so that their latencies overlap.
+// Quantises kRows rows side by side and writes the first `count` of them.
+template <class L, int kRows>
+MF_DEVICE void quantise_rows(const Context<L> &c, const HRow<L> *row, int count)
+{
+  constexpr int kChunks = HRow<L>::kChunks, kSteps = HRow<L>::kSteps;
+  hw::U32x4 chunk[kRows * kChunks];
+  hw::U32x2 quantised[kRows * kChunks];
+  float scale[kRows * kSteps];
+  MF_UNROLL
+  for(int i = 0; i < kRows * kChunks; ++i)
+    chunk[i] = stream::inverted(row[i / kChunks].chunk[i % kChunks]);
+  stream::quantise_blocks<L, HRow<L>::kPieces, false>(chunk, quantised, scale);
+  MF_UNROLL
+  for(int i = 0; i < kRows; ++i) {
+    if(i < count)
+      row[i].place(c, quantised + i * kChunks, scale + i * kSteps);
+  }
+}
+
+// The rows of an item: `wanted` has a bit for each token. Some at a time, so that their latencies overlap.
 template <class L>
-MF_DEVICE void load_rows(const Context<L> &c, const char *h, int slot, int group, uint32_t rows, int half)
+MF_DEVICE void load_rows(const Context<L> &c, const char *h, uint32_t wanted, int rank_of_lane)
 {
 #ifdef MF_WATCHDOG
   constexpr bool kMuch = true;
 #else
-  constexpr bool kMuch = L::kOverlay || !L::kWholeHBlocks;
+  constexpr bool kMuch = (L::kOverlay && (L::kMoreRegisters || L::Shape::kWeightOnInput)) || !L::kWholeHBlocks || L::kHBlocks % HRow<L>::kStepBlocks != 0;
 #endif
-  constexpr int kChunks = HRow<L>::kChunks; // registers: with two chunks and 64 of them, three rows where there is much else to keep
-  constexpr int kTogether = kChunks == 2 && L::kMoreRegisters && kMuch ? 3 : kChunks <= 2 ? 4 : kChunks <= 4 ? 2 : 1;
+  constexpr int kChunks = HRow<L>::kChunks; // registers: of two chunks each, three rows where there is much else to keep
+  constexpr int kTogether = kChunks == 2 && kMuch ? 3 : kChunks <= 2 ? 4 : kChunks <= 4 ? 2 : 1, kPair = kTogether > 1 ? 2 : 1;
   MF_LOOP
-  while(rows != 0) {
+  while(wanted != 0) {
     HRow<L> row[kTogether];
+    bool missing[kTogether]; // there is such a row, and it is not all there yet
+    const int count = hw::count_bits(wanted);
     MF_UNROLL
     for(int i = 0; i < kTogether; ++i) {
-      row[i].choose(c, h, slot, group * 8 + (rows != 0 ? hw::lowest_bit(rows) : 0), rows != 0, half);
-      rows &= rows - 1;
+      missing[i] = i < count;
+      row[i].choose(c, h, missing[i] ? hw::highest_bit(wanted) : 0, rank_of_lane);
+      wanted &= ~(1u << row[i].token);
     }
-    MF_UNROLL
-    for(int i = 0; i < kTogether; ++i) {
-      if(row[i].wanted)
-        row[i].fetch(c);
-    }
-    MF_UNROLL
-    for(int i = 0; i < kTogether; ++i) {
-      if(!row[i].wanted)
-        continue;
-      hw::Spin spin;
-      while(!row[i].complete()) {
-        if(!spin.again(c.dog, L::kWaitHData))
-          break;
-        row[i].fetch(c);
+    hw::Spin spin;
+    for(;;) {
+      MF_UNROLL
+      for(int i = 0; i < kTogether; ++i) {
+        if(missing[i])
+          row[i].fetch(c);
       }
-      row[i].store(c);
+      bool any = false;
+      MF_UNROLL
+      for(int i = 0; i < kTogether; ++i) {
+        if(missing[i])
+          missing[i] = !row[i].complete();
+        any = any || missing[i];
+      }
+      if(!any || !spin.again(c.dog, L::kWaitHData))
+        break;
+    }
+    batch::quantise_rows<L, kPair>(c, row, count);
+    if constexpr(kTogether > kPair) {
+      if(count > kPair)
+        batch::quantise_rows<L, kTogether - kPair>(c, row + kPair, count - kPair);
     }
   }
 }
 
-// Loader `j`, item by item.
+// Takes item after item until there is none left. `loader`: else a finaliser that is through with its units.
 template <class L>
-MF_DEVICE void load_h(const Context<L> &c, int j, uint32_t launch)
+MF_DEVICE void load_h(const Context<L> &c, bool loader, uint32_t launch)
 {
   auto &sm = c.sm;
   const char *h = c.workspace(MF_BATCH_WS_H) + (size_t)(launch & 1) * L::kHBytes;
   const int active = (int)sm.active;
+  const bool by_group = L::kGroups == 2 || c.p.tokens * L::kRanks >= 4 * active; // slots of many tokens are shared out between workers
+  const int items = by_group ? active * L::kGroups : active;  // of either half
   MF_LOOP
-  for(int half = 0; half < (L::kOverlay ? 2 : 1); ++half) {
-    const uint32_t ranks = half == 0 ? (1u << L::kLowRanks) - 1 : Passes<L>::kAll << L::kLowRanks & Passes<L>::kAll;
-    if(half == 1)
+  for(;;) {
+    int item = 0;
+    if(c.lane == 0)
+      item = (int)hw::add_shared(&sm.cleared.h_taken[0], 1);
+    item = hw::shuffle(item, 0);
+    const int high = L::kOverlay && item >= items;
+    item -= high ? items : 0;
+    if(item >= items)
+      break;
+    const int slot = by_group ? item / L::kGroups : item, group = by_group ? item - slot * L::kGroups : 0;
+    const uint32_t tokens = sm.tokens[slot] & (by_group ? 255u << (8 * group) : 0xFFFFFFFFu);
+    const bool mine = c.lane < L::kMaxTokens && (tokens >> c.lane & 1);
+    const int rank = mine ? rank_at(c, c.lane, slot) : 0;
+    const uint32_t wanted = hw::ballot(mine && (!L::kOverlay || (rank >= L::kLowRanks) == (high == 1)));
+    if(wanted == 0)
+      continue;
+    if(high)
       hw::mbarrier_wait(&sm.barrier.x_free, 0, c.dog, L::kWaitXFree);
-    MF_LOOP
-    for(int item = j; item < active * L::kGroups; item += L::kHLoaders) {
-      const int slot = item / L::kGroups, group = item - slot * L::kGroups;
-      if(!(Passes<L>::of(c, slot, group) & ranks))
-        continue;
+    if(loader)
       stream::wait_for_progress(c, smaller((slot + 1) * L::kUnits - 1, active * L::kUnits - L::kGridCtas));
-      load_rows(c, h, slot, group, sm.tokens[slot] >> (8 * group) & 255u, half);
-      hw::fence_async_proxy();
-      hw::sync_warp();
-      if(c.lane == 0)
-        hw::store_shared_release(&sm.h_loaded[half][j], item / L::kHLoaders + 1);
-    }
+    batch::load_rows(c, h, wanted, rank);
+    hw::sync_warp();
+    if(c.lane == 0)
+      hw::or_shared_release(&sm.cleared.h_done[slot >> 2], (by_group ? 1u << group : 15u) << (L::h_bit(0, high) + 8 * (slot & 3)));
   }
 }
 

@@ -122,8 +122,8 @@ MF_DEVICE void run(const mf_stream_params &p, const hw::TensorMap &up_map, const
   hw::barrier_sync(L::kBarrierFront, L::kThreads - 64);
   if(helper < L::kReduceBuffers)
     finalise_items(c, helper, launch);
-  else if(c.cta < L::kDownCtas)
-    batch::load_h(c, helper - L::kReduceBuffers, launch);
+  if(c.cta < L::kDownCtas)
+    batch::load_h(c, helper >= L::kReduceBuffers, launch);
 }
 
 // What `mf_meta` holds.

@@ -9,7 +9,7 @@
 //   down stage  8 or 16 KB, in the ring or where x was: what a warpgroup multiplies at a time of the CTA's rows of one expert (down_ring.cuh).
 //   pass      one product of a stage: with a group's x (up), with an h set (down).
 //   h set     h of the r-th expert of each of a group's tokens, r being the rank: one atom per k-block, as load_columns wants it.
-//   item      up: (unit, group), what a finaliser is given. Loading h: slot * groups + group.
+//   item      up: (unit, group), what a finaliser is given. Loading h: what a worker takes at a time, all of a slot's tokens or those of one group, and of either half of the ranks.
 #pragma once
 #include "batch/params.h"
 #include "stream/layout.cuh"
@@ -134,7 +134,7 @@ struct Layout {
   static constexpr int kInRing = kRingStages / kDownParts < kDownRing ? kRingStages / kDownParts : kDownRing;
 
   // --- Warps: 0..3 finalise, 4..7 and 8..11 consume, 12 produces, 13..18 load h, 19 schedules ---
-  static constexpr int kHLoaders = 6;
+  static constexpr int kHLoaders = 6; // (finalisers join them once they are through)
   static constexpr int kProgressSleepNs = 100; // of a loader between two looks: its issue slots are the consumers'
   static constexpr int kHelpers = kReduceBuffers + kHLoaders;
   static constexpr int kHelperThreads = 32 * kHelpers;
@@ -188,7 +188,10 @@ struct Layout {
     float x_scale[kKBlocks][kMaxTokens];
     uint32_t token_mask[kTableExperts]; // bit t: token t has chosen the expert
     uint32_t passes[(kMaxSlots * kPassWords + 3) / 4 * 4]; // of the slot; bit kPassBits * group + rank: one of the group's tokens has it at this rank
+    uint32_t h_done[(kMaxSlots + 15) / 16 * 4]; // a byte for each slot; bit h_bit(group, high): h of the group's tokens, of the low (high) ranks, is there
+    uint32_t h_taken[4];                        // [0]: items of h that workers have taken
   };
+  MF_DEVICE static int h_bit(int group, int high) { return group + 4 * high; }
 
   // What a router keeps of its token's experts. Lies where the ring will be, which is larger but with very many experts.
   struct Scores {
@@ -228,7 +231,6 @@ struct Layout {
     uint32_t active;                        // length of the list
     uint32_t reduce_unit[kReduceBuffers];   // 4 * unit + group of the item in the buffer, kEndOfUnits after the last
     uint32_t published[kReduceBuffers];     // 1 + last unit that the finaliser has published some of, kAllPublished at the end
-    uint32_t h_loaded[2][kHLoaders];        // items whose low (high) ranks the loader has written
     uint32_t stage_unit[kRingStages];       // unit of an up stage, kEndOfUnits behind the last one
     SlotNumber slot_of[kTableExperts];      // of active experts
     alignas(8) Barriers barrier;

@@ -51,8 +51,6 @@ MF_DEVICE void init_barriers(const Context<L> &c)
   }
   if(c.lane < L::kReduceBuffers)
     c.sm.published[c.lane] = 0;
-  if(c.lane < 2 * L::kHLoaders)
-    (&c.sm.h_loaded[0][0])[c.lane] = 0;
 }
 
 // The lane's position in the ring. Stages are counted through all of the stream: number n lies in stage n % kRingStages.

@@ -63,17 +63,17 @@ struct UpRows {
     k = chunk;
     exists = L::kKBlocks % L::kStageKBlocks == 0 || k * L::kStageKBlocks + w4 < L::kKBlocks;
     hw::Rows rows;
-    if(exists)
-      hw::load_rows(rows, places.rows, stage * L::kStageBytes);
-    hw::fence_async_proxy();
-    hw::sync_warp(); // all lanes have read it
-    if(c.lane == 0)
-      hw::mbarrier_arrive(&c.sm.barrier.empty[stage]);
     if(exists) {
-      hw::widen(wide, rows);
+      hw::load_rows(rows, places.rows, stage * L::kStageBytes);
       gate_scale = scale[k * L::kStageKBlocks];
       up_scale = scale[k * L::kStageKBlocks + L::kKBlocks];
     }
+    hw::fence_async_proxy(); // (waits for what has been read: nothing that is needed soon should come behind it)
+    hw::sync_warp(); // all lanes have read it
+    if(c.lane == 0)
+      hw::mbarrier_arrive(&c.sm.barrier.empty[stage]);
+    if(exists)
+      hw::widen(wide, rows);
   }
 
   // Adds the product with a group's x.
@@ -93,6 +93,30 @@ struct UpRows {
   }
 };
 
+// The warp's partial sums of an item go to the finaliser whose buffer is next. `free`: the buffer is known to have been read (an early look at reduce_empty).
+template <class L>
+MF_DEVICE void hand_over(const Context<L> &c, uint32_t item, bool free, int consumer, uint32_t what, const float (&sum)[4])
+{
+  auto &sm = c.sm;
+  const uint32_t buffer = item % L::kReduceBuffers;
+  if(!free)
+    hw::mbarrier_wait(&sm.barrier.reduce_empty[buffer], (item / L::kReduceBuffers & 1) ^ 1, c.dog, L::kWaitReduceFree);
+  if(what != L::kEndOfUnits)
+    sm.reduce[buffer][consumer][c.lane] = hw::F32x4{sum[0], sum[1], sum[2], sum[3]};
+  if(consumer == 0 && c.lane == 0)
+    sm.reduce_unit[buffer] = what;
+  hw::sync_warp();
+  if(c.lane == 0)
+    hw::mbarrier_arrive(&sm.barrier.reduce_full[buffer]);
+}
+
+// Whether the item's buffer has been read. (Items below kReduceBuffers find theirs free: an mbarrier's phase before the first one counts as completed.)
+template <class L>
+MF_DEVICE bool is_free(const Context<L> &c, uint32_t item)
+{
+  return hw::mbarrier_test(&c.sm.barrier.reduce_empty[item % L::kReduceBuffers], (item / L::kReduceBuffers & 1) ^ 1);
+}
+
 // All units of this CTA. `consumer` is 0..7. On return the ring stands behind the warpgroup's last up stage.
 template <class L>
 MF_DEVICE void up_units(const Context<L> &c, int consumer, RingReader<L> &ring)
@@ -102,18 +126,20 @@ MF_DEVICE void up_units(const Context<L> &c, int consumer, RingReader<L> &ring)
   constexpr int kStages = L::kUnitStages / 2; // of a unit, the warpgroup's
   constexpr int kTogether = kStages % 2 == 0 && L::kKBlocks == L::kUnitStages * L::kStageKBlocks ? 2 : 1; // (registers)
   const UpPlaces<L> places(c, w4);
-  int item = 0, slot = 0;
-  uint32_t parity = 0; // of scales[slot]
+  int slot = 0;
+  uint32_t item = 0, parity = 0; // of scales[slot]
   int rotate_k = c.p.rotate_k;
   hw::compute_now(rotate_k);
   MF_LOOP
   for(;;) {
-    if(!hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitUpStage))
+    const bool landed = hw::mbarrier_test(&sm.barrier.full[ring.stage], ring.parity), scaled = hw::mbarrier_test(&sm.barrier.scales[slot], parity); // (side by side)
+    if(!landed && !hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitUpStage))
       break;
     const uint32_t unit = sm.stage_unit[ring.stage];
     if(unit == L::kEndOfUnits)
       break;
-    hw::mbarrier_wait(&sm.barrier.scales[slot], parity, c.dog, L::kWaitScales);
+    if(!scaled)
+      hw::mbarrier_wait(&sm.barrier.scales[slot], parity, c.dog, L::kWaitScales);
     const uint32_t groups = groups_of<L>(sm.tokens[unit / L::kUnits]);
     float sum[L::kGroups][4];
     MF_UNROLL
@@ -121,6 +147,12 @@ MF_DEVICE void up_units(const Context<L> &c, int consumer, RingReader<L> &ring)
       sum[g][0] = sum[g][1] = sum[g][2] = sum[g][3] = 0.0f;
     int k = (rotate_k ? (int)(unit % L::kUnitStages) : 0) + warpgroup;
     k = k >= L::kUnitStages ? k - L::kUnitStages : k;
+    const int own_slot = slot;
+    if(++slot == L::kScaleSlots) {
+      slot = 0;
+      parity ^= 1;
+    }
+    bool free = is_free(c, item);
     MF_LOOP
     for(int chunk = 0; chunk < kStages; chunk += kTogether) {
       UpRows<L> rows[kTogether];
@@ -128,7 +160,7 @@ MF_DEVICE void up_units(const Context<L> &c, int consumer, RingReader<L> &ring)
       for(int i = 0; i < kTogether; ++i) {
         if(chunk + i > 0)
           hw::mbarrier_wait(&sm.barrier.full[ring.stage], ring.parity, c.dog, L::kWaitUpStage);
-        rows[i].take(c, places, ring.stage, k, w4, &sm.up_scale[slot][0][w4]);
+        rows[i].take(c, places, ring.stage, k, w4, &sm.up_scale[own_slot][0][w4]);
         ring.advance();
         k += 2;
         k = k >= L::kUnitStages ? k - L::kUnitStages : k;
@@ -144,15 +176,11 @@ MF_DEVICE void up_units(const Context<L> &c, int consumer, RingReader<L> &ring)
     }
     hw::sync_warp();
     if(c.lane == 0)
-      hw::mbarrier_arrive(&sm.barrier.unit_done[slot]);
-    if(++slot == L::kScaleSlots) {
-      slot = 0;
-      parity ^= 1;
-    }
+      hw::mbarrier_arrive(&sm.barrier.unit_done[own_slot]);
     MF_UNROLL
     for(int g = 0; g < L::kGroups; ++g) {
       if(groups >> g & 1)
-        stream::hand_over(c, item++, consumer, unit * 4 + g, sum[g]);
+        batch::hand_over(c, item++, free, consumer, unit * 4 + g, sum[g]), free = false;
     }
   }
   hw::fence_async_proxy(); // down stages may come to lie where x was
@@ -161,8 +189,8 @@ MF_DEVICE void up_units(const Context<L> &c, int consumer, RingReader<L> &ring)
     hw::mbarrier_arrive(&sm.barrier.x_free);
   const float nothing[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   MF_LOOP
-  for(int end = item + L::kReduceBuffers; item < end; ++item) // also waits until every buffer has been read
-    stream::hand_over(c, item, consumer, L::kEndOfUnits, nothing);
+  for(const uint32_t end = item + L::kReduceBuffers; item < end; ++item) // also waits until every buffer has been read
+    batch::hand_over(c, item, false, consumer, L::kEndOfUnits, nothing);
   if(L::kOverSums && c.lane == 0)
     hw::mbarrier_arrive(&sm.barrier.x_free); // and so are the partial sums
 }

@@ -36,6 +36,17 @@ MF_DEVICE bool mbarrier_try_wait(Mbarrier *bar, uint32_t parity)
   return ok != 0;
 }
 
+// mbarrier.test_wait.parity (acquire): likewise, at once. Asked early, its latency hides behind what is done before the answer counts; an answer that it has not completed may be old.
+MF_DEVICE bool mbarrier_test(Mbarrier *bar, uint32_t parity)
+{
+  uint32_t ok;
+  asm volatile("{\n.reg .pred P;\n"
+               "mbarrier.test_wait.parity.shared::cta.b64 P, [%1], %2;\n"
+               "selp.u32 %0, 1, 0, P;\n}"
+               : "=r"(ok) : "r"(shared_address(bar)), "r"(parity) : "memory");
+  return ok != 0;
+}
+
 // Waits for the phase of that parity (acquire). False if the watchdog gave up; always true without one.
 MF_DEVICE bool mbarrier_wait(Mbarrier *bar, uint32_t parity, const Watchdog &dog, int id)
 {

@@ -74,6 +74,9 @@ MF_DEVICE uint32_t add_shared(uint32_t *p, uint32_t v)
 // red.relaxed.cta.shared.or.b32
 MF_DEVICE void or_shared(uint32_t *p, uint32_t v) { asm volatile("red.relaxed.cta.shared::cta.or.b32 [%0], %1;" ::"r"(shared_address(p)), "r"(v) : "memory"); }
 
+// red.release.cta.shared.or.b32: earlier accesses of this thread (and those ordered before it, as by sync_warp) come before it.
+MF_DEVICE void or_shared_release(uint32_t *p, uint32_t v) { asm volatile("red.release.cta.shared::cta.or.b32 [%0], %1;" ::"r"(shared_address(p)), "r"(v) : "memory"); }
+
 // An ordinary load of words that others may be writing: the caller uses only those that it knows to be there, say by a mask.
 // No word is torn. (The emulated device marks the others, so that a use is found.)
 MF_DEVICE F32x2 load_shared_unordered(const F32x2 *p) { return *p; }

@@ -37,6 +37,9 @@ MF_DEVICE uint32_t reduce_max(uint32_t v) { return __reduce_max_sync(0xffffffffu
 // popc.b32
 MF_DEVICE int count_bits(uint32_t v) { return __popc(v); }
 
+// Index of the highest set bit; v must not be 0. (Half the latency of the lowest one's, which is found in the reversed word.)
+MF_DEVICE int highest_bit(uint32_t v) { return 31 - __clz((int)v); }
+
 // Index of the lowest set bit; v must not be 0.
 MF_DEVICE int lowest_bit(uint32_t v) { return __ffs(v) - 1; }
 MF_DEVICE int lowest_bit(uint64_t v) { return __ffsll((long long)v) - 1; }
