@@ -114,6 +114,14 @@ static int most_down_kblocks(const struct layout *l, int parts)
   return fit < most ? fit : most;
 }
 
+/* Sets of consumer warps that have the down stages in turn: of as few warps as two k-blocks each allow, or of four where there are too few places or registers. */
+static int down_sets(const struct layout *l, int places)
+{
+  const int most = tile_warps_of(l->down_rows), half = ceil_div(l->down_kblocks, 2), few = half < most ? half : most, tiles = 4 / most;
+  const bool registers = two_kblocks(l) || l->hblocks % l->down_kblocks == 0;
+  return few <= 2 && registers && places >= 16 / (tiles * few) ? 8 / (tiles * few) : 2;
+}
+
 /* The down stages: parts of each, k-blocks, how many there are, in the ring and where x was. */
 static void size_down_stages(struct layout *l, int ring, int high_ranks)
 {
@@ -122,10 +130,10 @@ static void size_down_stages(struct layout *l, int ring, int high_ranks)
   const int rounds_one = one * ceil_div(ceil_div(l->hblocks, one), tile_warps), rounds_two = two * ceil_div(ceil_div(l->hblocks, two), tile_warps);
   const int parts = two < one && rounds_two <= rounds_one ? 2 : 1, bytes = parts * STAGE_BYTES;
   const int in_x = (l->kblocks - high_ranks * l->hblocks) * l->groups * 1024 / bytes;
-  const int places = ring / parts + (in_x > 0 ? in_x : 0), at_most = MAX_DOWN_BYTES / bytes;
+  const int all = ring / parts + (in_x > 0 ? in_x : 0), at_most = MAX_DOWN_BYTES / bytes, places = all < at_most ? all : at_most;
   l->down_parts = parts;
   l->down_kblocks = ceil_div(l->hblocks, parts == 2 ? two : one);
-  l->down_ring = (places < at_most ? places : at_most) / 2 * 2;
+  l->down_ring = places / down_sets(l, places) * down_sets(l, places);
 }
 
 /* The layout's struct Shared, field by field. */

@@ -8,7 +8,7 @@
 // Visible by    down_empty[], as soon as all lanes have the stage in registers, behind a fence_async_proxy of each (up.cuh says why); y by the end of the kernel.
 // No deadlock   the producer's down stages wait for no h; the loaders wait for no consumer's down progress.
 //
-// A warp multiplies the 16 rows of a tile (Layout: kRowTiles, kTileWarps), and of a stage's k-blocks those that it has, two at most:
+// A warp multiplies the 16 rows of a tile (Layout: kRowTiles, kSharers), and of a stage's k-blocks those that it has, two at most:
 //   to 16 rows    one tile, of all four warps of a warpgroup: warp w has k-blocks w and w + 4
 //   24, 32        two tiles, of two warps each: warps 0 and 1 have k-blocks 0 and 2 of tiles 0 and 1, warps 2 and 3 k-blocks 1 and 3
 //   40 to 64      a tile per warp, which has both k-blocks
@@ -47,7 +47,7 @@ struct SlotH {
   }
 };
 
-// A warp's rows of a down stage, wide, and their scales: kBlocks k-blocks of the slot from `first` on, kTileWarps apart.
+// A warp's rows of a down stage, wide, and their scales: kBlocks k-blocks of the slot from `first` on, kSharers apart.
 template <class L, int kBlocks>
 struct DownRows {
   hw::WideRows wide[kBlocks];
@@ -57,8 +57,8 @@ struct DownRows {
   {
     MF_UNROLL
     for(int j = 0; j < kBlocks; ++j) {
-      low[j] = c.sm.down_scale[slot][scales.low][first + j * L::kTileWarps];
-      high[j] = L::kDownRowBlocks == 2 ? c.sm.down_scale[slot][scales.high][first + j * L::kTileWarps] : low[j];
+      low[j] = c.sm.down_scale[slot][scales.low][first + j * L::kSharers];
+      high[j] = L::kDownRowBlocks == 2 ? c.sm.down_scale[slot][scales.high][first + j * L::kSharers] : low[j];
       hw::widen(wide[j], rows[j]);
     }
   }
@@ -82,14 +82,17 @@ struct DownRows {
         float d[kBlocks][4];
         MF_UNROLL
         for(int j = 0; j < kBlocks; ++j) {
-          const int block = first + j * L::kTileWarps;
+          const int block = first + j * L::kSharers;
           hw::load_columns(h[j], hw::columns_at(h_base, L::h_set(g, rank) + block * 1024), 0);
           sh[j] = hw::load_shared_unordered((const hw::F32x2 *)&sm.h_scale[g * L::kRanks + rank][block][column]);
         }
-        if constexpr(kBlocks == 2)
+        if constexpr(kBlocks == 2 && L::kTwoKBlocks) {
           hw::multiply_two(d, wide, h);
-        else
-          hw::multiply(d[0], wide[0], h[0]);
+        } else {
+          MF_UNROLL
+          for(int j = 0; j < kBlocks; ++j)
+            hw::multiply(d[j], wide[j], h[j]);
+        }
         MF_UNROLL
         for(int j = 0; j < kBlocks; ++j) {
           if((slots & L::kNoSlot) == (uint32_t)slot) {
@@ -119,12 +122,12 @@ struct DownReader {
   hw::Rows rows[L::kWarpKBlocks];
 
   MF_DEVICE DownReader(const Context<L> &context, int consumer, int next_stage)
-      : c(context), stages((int)context.sm.active * L::kDownPieces), ring(next_stage, consumer >> 2), number(consumer >> 2), slot(number / L::kDownPieces),
+      : c(context), stages((int)context.sm.active * L::kDownPieces), ring(next_stage, consumer / L::kSetWarps), number(consumer / L::kSetWarps), slot(number / L::kDownPieces),
         piece(number - slot * L::kDownPieces)
   {
     // The warp's 16 rows, some or all of which may be none of the CTA's, and its first k-block of a stage, which may be none of the stage's.
-    const int w4 = consumer & 3, first_row = 16 * (w4 % L::kRowTiles);
-    block0 = w4 / L::kRowTiles;
+    const int first_row = 16 * (consumer % L::kRowTiles);
+    block0 = consumer % L::kSetWarps / L::kRowTiles;
     exists = first_row < L::kDownRows && block0 < L::kDownKBlocks;
     const uint8_t *low_atom = c.sm.ring[0] + (exists ? block0 * L::kDownKBlockBytes + first_row * 128 : 0);
     rows_at = hw::rows_at(low_atom, low_atom + (first_row + 8 < L::kDownRows ? 1024 : 0));
@@ -135,7 +138,7 @@ struct DownReader {
   MF_DEVICE bool has_one() const { return exists && (L::kEvenPieces || first() < L::kHBlocks); }
   MF_DEVICE bool has_two() const
   {
-    return L::kWarpKBlocks == 2 && exists && block0 + L::kTileWarps < L::kDownKBlocks && (L::kEvenPieces || first() + L::kTileWarps < L::kHBlocks);
+    return L::kWarpKBlocks == 2 && exists && block0 + L::kSharers < L::kDownKBlocks && (L::kEvenPieces || first() + L::kSharers < L::kHBlocks);
   }
 
   MF_DEVICE void wait() const { hw::mbarrier_wait(&c.sm.barrier.down_full[ring.place], ring.parity, c.dog, L::kWaitDownStage); }
@@ -148,7 +151,7 @@ struct DownReader {
       hw::load_rows(rows[0], rows_at, at);
     if constexpr(L::kWarpKBlocks == 2) {
       if(has_two())
-        hw::load_rows(rows[1], rows_at, at + L::kTileWarps * L::kDownKBlockBytes);
+        hw::load_rows(rows[1], rows_at, at + L::kSharers * L::kDownKBlockBytes);
     }
   }
 
@@ -164,8 +167,8 @@ struct DownReader {
   // Goes on to the warpgroup's next stage.
   MF_DEVICE void advance()
   {
-    ring.advance(2);
-    number += 2;
+    ring.advance(L::kSets);
+    number += L::kSets;
     slot = number / L::kDownPieces;
     piece = number - slot * L::kDownPieces;
   }
@@ -179,7 +182,7 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, int next_stage, floa
   const hw::ColumnsBase h_base = hw::columns_base((const uint8_t *)&sm);
   RowBlocks scales{0, 0};
   if constexpr(L::kDownRowBlocks == 2) {
-    const int cta_row = c.cta * L::kDownRows, first = cta_row / 128, first_row = 16 * ((consumer & 3) % L::kRowTiles);
+    const int cta_row = c.cta * L::kDownRows, first = cta_row / 128, first_row = 16 * (consumer % L::kRowTiles);
     scales.low = smaller((cta_row + first_row) / 128 - first, 1);
     scales.high = smaller((cta_row + first_row + 8) / 128 - first, 1);
   }
@@ -228,7 +231,7 @@ MF_DEVICE void store_rows(const Context<L> &c, int consumer, const float (&sum)[
     const float *parts = &sm.reduce[token >> 3][0][0].x; // [warp][lane][4]
     const int at = ((row & 7) * 4 + (column >> 1)) * 4 + ((row >> 3) & 1) * 2 + (column & 1);
     float y = 0.0f;
-    if constexpr(L::kTileWarps > 1) { // all warps in the row's tile, of either warpgroup
+    if constexpr(L::kRowTiles < 4) { // all warps in the row's tile
       const int tile = L::kRowTiles == 1 ? 0 : row >> 4;
       MF_UNROLL
       for(int w = 0; w < 8; w += L::kRowTiles)

@@ -101,7 +101,7 @@ struct Layout {
   static constexpr int kDownRowBlocks = 128 % kDownRows == 0 ? 1 : 2;
   static constexpr int kDownKBlockBytes = kDownRows * 128;
   static constexpr int kRowTiles = kDownRows <= 16 ? 1 : kDownRows <= 32 ? 2 : 4; // of 16 rows; with 40 or 48 rows the fourth holds none
-  static constexpr int kTileWarps = 4 / kRowTiles;      // of a warpgroup, in each tile: they share the stage's k-blocks
+  static constexpr int kTileWarps = 4 / kRowTiles;      // of four, in each tile: as many may share a stage's k-blocks
   static constexpr int kRowChunks = kHBlocks % 4 == 0 || kHBlocks == 3 ? (kHBlocks + 3) / 4 * 2 : (kHBlocks + 1) / 2; // of 16 bytes, of a row of h, that a loader's lane holds
   static constexpr bool kMoreRegisters = kGroups == 2 && kRowChunks <= 4;         // the consumers can have more, since the others can do with fewer
   static constexpr bool kTwoKBlocks = kMoreRegisters || (kGroups < 4 && kTileWarps > 1); // a consumer has registers for two at a time
@@ -113,7 +113,6 @@ struct Layout {
   static constexpr int kDownPieces = kDownParts == 2 ? kDownPieces2 : kDownPieces1; // down stages per slot
   static constexpr int kDownKBlocks = (kHBlocks + kDownPieces - 1) / kDownPieces;
   static constexpr bool kEvenPieces = kDownPieces * kDownKBlocks == kHBlocks;
-  static constexpr int kWarpKBlocks = (kDownKBlocks + kTileWarps - 1) / kTileWarps; // of a down stage, for each warp: 1 or 2
   static constexpr int kDownCopyBytes = kDownKBlocks * kDownKBlockBytes;
   static constexpr int kDownStageBytes = kDownParts * kStageBytes;
 
@@ -130,7 +129,15 @@ struct Layout {
   static constexpr int kHighBytes = kHighRanks * kHBlocks * kGroups * 1024, kXBytes = kGroups * kKBlocks * 1024;
   static constexpr int kInX = kXBytes > kHighBytes ? (kXBytes - kHighBytes) / kDownStageBytes : 0;
   static constexpr int kDownPlaces = kRingStages / kDownParts + kInX < 131072 / kDownStageBytes ? kRingStages / kDownParts + kInX : 131072 / kDownStageBytes;
-  static constexpr int kDownRing = kDownPlaces / 2 * 2;
+
+  // --- Who multiplies a down stage: kSharers warps per tile, each with two of its k-blocks if there are as many, so that what a warp does besides products is done for both. The
+  // 8 consumer warps are that many sets, which have the stages in turn. With few places it stays at four warps per stage: every warp needs one that is on its way.
+  // (And where registers are short, with four groups, if pieces are uneven.) ---
+  static constexpr int kFewSharers = kTileWarps < (kDownKBlocks + 1) / 2 ? kTileWarps : (kDownKBlocks + 1) / 2;
+  static constexpr int kSharers = kFewSharers <= 2 && (kTwoKBlocks || kEvenPieces) && kDownPlaces >= 16 / (kRowTiles * kFewSharers) ? kFewSharers : kTileWarps;
+  static constexpr int kSetWarps = kRowTiles * kSharers, kSets = 8 / kSetWarps;
+  static constexpr int kWarpKBlocks = (kDownKBlocks + kSharers - 1) / kSharers; // of a down stage: 1 or 2
+  static constexpr int kDownRing = kDownPlaces / kSets * kSets;
   static constexpr int kInRing = kRingStages / kDownParts < kDownRing ? kRingStages / kDownParts : kDownRing;
 
   // --- Warps: 0..3 finalise, 4..7 and 8..11 consume, 12 produces, 13..18 load h, 19 schedules ---
@@ -177,7 +184,7 @@ struct Layout {
     hw::Mbarrier turn[kScaleSlots];            // 1: the scheduler has written the queue's entry
     hw::Mbarrier x_free;                       // 8: the consumer warps are through with x
     hw::Mbarrier down_full[kDownRing];         // 1 + bytes: the down stage has landed
-    hw::Mbarrier down_empty[kDownRing];        // 4: the warps of its warpgroup have it in registers
+    hw::Mbarrier down_empty[kDownRing];        // kSetWarps: they have it in registers
     hw::Mbarrier down_scales;                  // kHelperThreads: their cp.async of scale rows of w2 have landed
     hw::Mbarrier full[kRingStages];            // 1 + bytes: the stage has landed
     hw::Mbarrier empty[kRingStages];           // 4: the warps of the stage's warpgroup are done with it
@@ -273,12 +280,13 @@ struct Layout {
   static_assert(kIntermediate % 16 == 0 && kIntermediate >= 16, "intermediate: rows of w2 are 16-byte aligned, features come in eights");
   static_assert(kOffset % 16 == 0 && kOffset >= 0 && kOffset < 128, "intermediate_offset: eight features of a lane or unit lie in one block");
   static_assert(kDownRows <= 64, "grid_ctas: at most 64 rows each, one product tile");
-  static_assert(kTileWarps * kWarpKBlocks >= kDownKBlocks, "down tile: the warps in it have all of a stage's k-blocks between them");
+  static_assert(kSharers * kWarpKBlocks >= kDownKBlocks, "down tile: the warps in it have all of a stage's k-blocks between them");
   static_assert(kDownCtas <= kGridCtas && kDownCtas == Schedule::kDownCtas, "down_ctas: the host counts as the kernel does");
   static_assert(kGridCtas <= MF_STREAM_WS_MAX_GRID, "grid_ctas: the workspace holds one launch count per CTA");
   static_assert(kDownCopyBytes <= kDownStageBytes, "down tile: a down stage holds what is copied to it");
-  static_assert(kWarpKBlocks == 1 || (kWarpKBlocks == 2 && kTwoKBlocks), "down tile: registers for two k-blocks");
-  static_assert(kDownRing >= 2 && kDownRing % 2 == 0 && kInRing >= 1, "down ring: a place for either warpgroup");
+  static_assert(kWarpKBlocks == 1 || kWarpKBlocks == 2, "down tile: registers for two k-blocks");
+  static_assert(kSets * kSetWarps == 8, "down tile: all consumer warps are in a set");
+  static_assert(kDownRing >= kSets && kDownRing % kSets == 0 && kInRing >= 1, "down ring: a set has the same places for ever");
   static_assert(kRingStages >= 4 && kRingStages <= 16 && kRingStages % 2 == 0, "ring_stages: even, or a warpgroup misses phases of its stages");
   static_assert(kLookahead >= 1 && kLookahead <= 4, "ticket_lookahead: a register each");
   static_assert(!kOverlay || kHighRanks >= 1, "overlay: h of a rank fits where x was");

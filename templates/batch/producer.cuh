@@ -39,7 +39,7 @@ MF_DEVICE void init_barriers(const Context<L> &c)
     MF_UNROLL
     for(int i = 0; i < L::kDownRing; ++i) {
       hw::mbarrier_init(&b.down_full[i], 1);
-      hw::mbarrier_init(&b.down_empty[i], 4);
+      hw::mbarrier_init(&b.down_empty[i], L::kSetWarps);
     }
     hw::mbarrier_init(&b.down_scales, L::kHelperThreads);
     MF_UNROLL
