@@ -87,6 +87,7 @@ struct module {
 struct node {
   struct function *function;
   struct fakecuda_launch launch;
+  double us; /* what the launch takes, unless the script says how long launches take */
   unsigned char *bytes;
   void *set_address;
   unsigned char set_value;
@@ -192,10 +193,15 @@ static bool script_read(struct script *out)
   return good && out->devices >= 0 && out->devices <= MAX_DEVICES;
 }
 
+static const char *log_path(void)
+{
+  return getenv("FAKECUDA_LOG");
+}
+
 static void log_line(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 static void log_line(const char *fmt, ...)
 {
-  const char *path = getenv("FAKECUDA_LOG");
+  const char *path = log_path();
   FILE *f = path != NULL ? fopen(path, "a") : NULL;
   va_list args;
   if(f == NULL)
