@@ -131,30 +131,36 @@ static const uint8_t *tensor_bytes(uint64_t seed, enum data_stream stream, size_
   return kept[i].bytes;
 }
 
+static float e4m3[256]; /* their values; filled by install() */
+
+/* Adds 128 products to 'sum'. Eight parts, which do not wait for one another. */
+static double add_block(double sum, const uint8_t *bytes, const float *x, double scale)
+{
+  float part[8] = {0};
+  for(int i = 0; i < 128; i += 8)
+#pragma GCC unroll 8
+    for(int j = 0; j < 8; j++)
+      part[j] += e4m3[bytes[i + j]] * x[i + j];
+  for(int j = 0; j < 8; j++)
+    sum += (double)part[j] * scale;
+  return sum;
+}
+
 /* Row 'row' of a generated matrix with 'columns' columns times x. */
 static double dot_row(const struct mf_problem *p, const struct layer *layer, enum data_stream weights, enum data_stream scales, uint64_t row,
                       uint64_t scale_row, int columns, const float *x)
 {
-  static _Thread_local float made[64], value[256];
+  float made[64];
   const size_t count = (size_t)p->experts * (size_t)p->intermediate * (size_t)p->hidden * (weights == DATA_W13 ? 2 : 1);
   const uint8_t *bytes = (layer->generated ? tensor_bytes(layer->seed, weights, count) : weights == DATA_W13 ? layer->w13 : layer->w2) + row * (uint64_t)columns;
   const float *s = (weights == DATA_W13 ? layer->s13 : layer->s2) + scale_row * (uint64_t)(columns / 128);
   double sum = 0;
-  if(value[1] == 0) {
-    for(int i = 0; i < 256; i++)
-      value[i] = e4m3_to_float((uint8_t)i);
-  }
   if(layer->generated) {
     data_scales(layer->seed, scales, p, scale_row * (uint64_t)(columns / 128), (size_t)columns / 128, made);
     s = made;
   }
-  for(int b = 0; b < columns / 128; b++) {
-    float part[8] = {0};
-    for(int i = 0; i < 128; i++)
-      part[i % 8] += value[bytes[b * 128 + i]] * x[b * 128 + i];
-    for(int i = 0; i < 8; i++)
-      sum += (double)part[i] * (double)s[b];
-  }
+  for(int b = 0; b < columns / 128; b++)
+    sum = add_block(sum, bytes + b * 128, x + b * 128, (double)s[b]);
   return sum;
 }
 
@@ -350,5 +356,7 @@ static void run_kernel(void *context, const struct fakecuda_launch *l)
 
 __attribute__((constructor)) static void install(void)
 {
+  for(int i = 0; i < 256; i++)
+    e4m3[i] = e4m3_to_float((uint8_t)i);
   fakecuda_on_launch(run_kernel, NULL);
 }
