@@ -44,7 +44,7 @@ EMU_OBJ     := $(EMU_SRC:%.c=$(BUILD)/%.o)
 TUNER_OBJ   := $(TUNER_SRC:%.c=$(BUILD)/%.o)
 # The suites that take longest, by falling time. The first ones execute kernels on the emulated device, or have the tool compile them, for minutes. They are not run a second
 # time with sanitizers: what they run of our own code is in other suites, too.
-KERNEL_TESTS := test_emu_batch test_emu_matrix test_emu_routing test_emu_shapes test_emu_mutants test_emu_batch_mutants test_family_stream test_cli_gpu test_emu_given test_behind test_family_batch test_floor test_tune_batch test_tune
+KERNEL_TESTS := test_emu_shapes test_emu_batch_mutants test_emu_matrix test_emu_mutants test_emu_routing test_emu_batch test_family_stream test_emu_given test_family_batch test_tune test_tune_batch test_behind test_cli_gpu test_floor
 LONG_TESTS   := test_trace test_fuzz test_tune_emu test_cli
 TESTS       := $(filter-out $(if $(SANITIZE),$(KERNEL_TESTS:%=$(BUILD)/tests/%)),$(TEST_SRC:tests/%.c=$(BUILD)/tests/%))
 # Kernels that are compiled for the emulated device call back into the program: the whole emulator is linked, and what exports.txt lists is exported.
