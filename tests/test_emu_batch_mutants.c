@@ -19,18 +19,24 @@ static const struct mutant {
 } mutants[] = {
     {"scale_of_another_token", "batch/handoff.cuh", "h_scale[group * L::kRanks + rank][block][row] =", "h_scale[group * L::kRanks + rank][block][row ^ 1] =",
      {GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE), EMU_RACE, EMU_UNINITIALISED}, 2},
-    {"h_is_flagged_without_release", "batch/handoff.cuh", "hw::store_shared_release(&sm.h_loaded", "hw::store_shared_relaxed(&sm.h_loaded",
+    {"h_is_flagged_without_release", "batch/handoff.cuh", "hw::or_shared_release(&sm.cleared.h_done", "hw::or_shared(&sm.cleared.h_done",
      {EMU_RACE}, 2},
+    {"h_is_flagged_before_all_lanes_have_written", "batch/handoff.cuh", "    hw::sync_warp(); // all lanes have written\n", "", {EMU_RACE}, 4},
+    {"every_second_item_of_h_is_left_out", "batch/handoff.cuh", "hw::add_shared(&sm.cleared.h_taken[0], 1)", "hw::add_shared(&sm.cleared.h_taken[0], 2)", {EMU_DEADLOCK}, 1},
+    {"a_finaliser_loads_before_it_has_published", "batch/kernel.cuh", "  if(helper < L::kReduceBuffers)\n    finalise_items(c, helper, launch);\n  if(c.cta < L::kDownCtas)\n    batch::load_h(c, helper >= L::kReduceBuffers, launch);\n",
+     "  if(c.cta < L::kDownCtas)\n    batch::load_h(c, helper >= L::kReduceBuffers, launch);\n  if(helper < L::kReduceBuffers)\n    finalise_items(c, helper, launch);\n", {EMU_DEADLOCK}, 1},
     {"the_wrong_group_s_x", "batch/up.cuh", "group * (L::kKBlocks * 1024));", "(group ^ 1) * (L::kKBlocks * 1024));",
      {GATE(GATE_H), GATE(GATE_FINITE)}, 2},
     {"the_wrong_group_s_h", "batch/down.cuh", "L::h_set(g, rank)", "L::h_set(g ^ 1, rank)",
      {GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE), EMU_RACE}, 2},
     {"up_stage_freed_before_all_lanes_have_read", "batch/up.cuh", "    hw::sync_warp(); // all lanes have read it\n", "", {EMU_EARLY_OVERWRITE, EMU_RACE}, 4},
     {"down_stage_freed_before_all_lanes_have_read", "batch/down.cuh", "    hw::sync_warp(); // all lanes have read it\n", "", {EMU_EARLY_OVERWRITE, EMU_RACE}, 4},
-    {"up_stage_freed_without_a_fence", "batch/up.cuh", "    hw::fence_async_proxy();\n    hw::sync_warp(); // all lanes", "    hw::sync_warp(); // all lanes", {EMU_NO_PROXY_FENCE}, 1},
+    {"up_stage_freed_without_a_fence", "batch/up.cuh", "    hw::fence_async_proxy(); // (waits", "    // (waits", {EMU_NO_PROXY_FENCE}, 1},
+    {"a_buffer_of_sums_is_not_waited_for", "batch/up.cuh", "bool free = is_free(c, item);", "bool free = true;", {EMU_RACE, EMU_BARRIER, EMU_DEADLOCK, GATE(GATE_H)}, 4},
     {"down_stage_freed_without_a_fence", "batch/down.cuh", "    hw::fence_async_proxy();\n    hw::sync_warp(); // all lanes", "    hw::sync_warp(); // all lanes", {EMU_NO_PROXY_FENCE}, 1},
-    {"high_ranks_over_live_x", "batch/handoff.cuh", "    if(half == 1)\n", "    if(half == 2)\n", {EMU_EARLY_OVERWRITE, EMU_RACE, GATE(GATE_H)}, 4},
-    {"high_ranks_not_waited_for", "batch/down.cuh", "&sm.h_loaded[half][", "&sm.h_loaded[0][", {EMU_DEADLOCK, EMU_RACE, EMU_EARLY_OVERWRITE}, 2},
+    {"high_ranks_over_live_x", "batch/handoff.cuh", "    if(high)\n", "    if(high == 2)\n", {EMU_EARLY_OVERWRITE, EMU_RACE, GATE(GATE_H)}, 4},
+    {"high_ranks_not_waited_for", "batch/down.cuh", "L::h_bit(g, L::kOverlay && rank >= L::kLowRanks)", "L::h_bit(g, 0)", {EMU_DEADLOCK, EMU_RACE, EMU_EARLY_OVERWRITE}, 2},
+    {"another_group_s_h_is_waited_for", "batch/down.cuh", "L::h_bit(g, L::kOverlay", "L::h_bit(0, L::kOverlay", {EMU_DEADLOCK, EMU_RACE, GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE)}, 4},
     {"scale_rows_overwritten_too_soon", "batch/scheduler.cuh", "turn >= L::kScaleSlots && ", "turn > L::kScaleSlots && ", {EMU_RACE, EMU_BARRIER, EMU_DEADLOCK}, 4},
     {"a_turn_that_is_not_waited_for", "batch/producer.cuh", "if(!hw::mbarrier_wait(&c.sm.barrier.turn[entry], parity, c.dog, L::kWaitTicket))", "if(parity > 1)",
      {EMU_RACE, EMU_UNINITIALISED}, 2},
@@ -61,8 +67,8 @@ static const struct mutant many_mutants[] = {
     {"ranks_from_eight_on_are_not_found", "batch/layout.cuh", "first < L::kRankSlots; first += kInTwo", "first < kInTwo; first += kInTwo",
      {GATE(GATE_H), EMU_DEADLOCK, EMU_RACE, GATE(GATE_FINITE)}, 1},
     {"ranks_from_eight_on_are_not_multiplied", "batch/layout.cuh", "0xFFFFFFFFu >> (32 - L::kPassBits)", "255u", {GATE(GATE_Y_GIVEN_H)}, 1},
-    {"high_ranks_over_partial_sums_in_use", "batch/up.cuh", "    stream::hand_over(c, item, consumer, L::kEndOfUnits, nothing);\n  if(L::kOverSums && c.lane == 0)\n    hw::mbarrier_arrive(&sm.barrier.x_free);",
-     "  {\n    if(L::kOverSums && c.lane == 0 && item + L::kReduceBuffers == end)\n      hw::mbarrier_arrive(&sm.barrier.x_free);\n    stream::hand_over(c, item, consumer, L::kEndOfUnits, nothing);\n  }",
+    {"high_ranks_over_partial_sums_in_use", "batch/up.cuh", "    batch::hand_over(c, item, false, consumer, L::kEndOfUnits, nothing);\n  if(L::kOverSums && c.lane == 0)\n    hw::mbarrier_arrive(&sm.barrier.x_free);",
+     "  {\n    if(L::kOverSums && c.lane == 0 && item + L::kReduceBuffers == end)\n      hw::mbarrier_arrive(&sm.barrier.x_free);\n    batch::hand_over(c, item, false, consumer, L::kEndOfUnits, nothing);\n  }",
      {EMU_RACE, EMU_EARLY_OVERWRITE, GATE(GATE_H)}, 2},
     {"y_s_sums_over_h_in_use", "batch/down.cuh", "    hw::barrier_sync(L::kBarrierOutput, L::kConsumerThreads); // h sets lie there: all consumers are through with them\n", "    hw::sync_warp();\n",
      {EMU_RACE, EMU_EARLY_OVERWRITE, GATE(GATE_Y_GIVEN_H)}, 2},
@@ -72,9 +78,9 @@ static const struct batch_row split = {
     .name = "split", .sms = 43, .hidden = 1024, .intermediate = 272, .offset = 96, .experts = 16, .top_k = 1, .token_groups = 2, .cases = {{13, ZIPF, 1}}};
 static const struct mutant split_mutants[] = {
     {"sums_of_the_second_pair_are_forgotten", "batch/down.cuh", "for(int w = 0; w < 8; w += L::kRowTiles)", "for(int w = 0; w < 8; w += 4)", {GATE(GATE_Y_GIVEN_H)}, 1},
-    {"both_pairs_have_the_first_k_block", "batch/down.cuh", "block0 = w4 / L::kRowTiles;", "block0 = 0;", {GATE(GATE_Y_GIVEN_H)}, 1},
-    {"both_pairs_have_a_tile_each", "batch/down.cuh", "16 * (w4 % L::kRowTiles)", "16 * (w4 / L::kRowTiles)", {GATE(GATE_Y_GIVEN_H)}, 1},
-    {"a_k_block_behind_the_last_is_multiplied", "batch/down.cuh", "block0 + L::kTileWarps < L::kDownKBlocks && ", "", {GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE), EMU_RACE, EMU_UNINITIALISED}, 2},
+    {"both_pairs_have_the_first_k_block", "batch/down.cuh", "block0 = consumer % L::kSetWarps / L::kRowTiles;", "block0 = 0;", {GATE(GATE_Y_GIVEN_H)}, 1},
+    {"both_pairs_have_a_tile_each", "batch/down.cuh", "first_row = 16 * (consumer % L::kRowTiles);\n    block0", "first_row = 16 * (consumer % L::kSetWarps / L::kRowTiles);\n    block0", {GATE(GATE_Y_GIVEN_H)}, 1},
+    {"a_k_block_behind_the_last_is_multiplied", "batch/down.cuh", "block0 + L::kSharers < L::kDownKBlocks && ", "", {GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE), EMU_RACE, EMU_UNINITIALISED}, 2},
 };
 /* 24 rows of w2 per CTA: three k-blocks, and two stages of the ring, in a down stage, four of which there are; the fourth lies where x was, behind h of the higher rank. */
 static const struct batch_row places = {
@@ -86,9 +92,20 @@ static const struct mutant places_mutants[] = {
     {"half_of_a_down_stage_is_not_waited_for", "batch/producer.cuh", "        ring.acquire(L::kRingStages);\n        ring.advance();", "        if(i == 0)\n          ring.acquire(L::kRingStages);\n        ring.advance();",
      {EMU_EARLY_OVERWRITE, EMU_RACE}, 4},
     {"a_down_stage_over_the_higher_ranks_h", "batch/layout.cuh", "kXPlaces = kXOffset + kHighBytes;", "kXPlaces = kXOffset;", {EMU_EARLY_OVERWRITE, EMU_RACE, GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE)}, 2},
-    {"the_second_k_block_has_the_first_one_s_scale", "batch/down.cuh", "[scales.low][first + j * L::kTileWarps]", "[scales.low][first]", {GATE(GATE_Y_GIVEN_H)}, 1},
-    {"the_second_k_block_has_the_first_one_s_h", "batch/down.cuh", "const int block = first + j * L::kTileWarps;", "const int block = first;", {GATE(GATE_Y_GIVEN_H)}, 1},
+    {"the_second_k_block_has_the_first_one_s_scale", "batch/down.cuh", "[scales.low][first + j * L::kSharers]", "[scales.low][first]", {GATE(GATE_Y_GIVEN_H)}, 1},
+    {"the_second_k_block_has_the_first_one_s_h", "batch/down.cuh", "const int block = first + j * L::kSharers;", "const int block = first;", {GATE(GATE_Y_GIVEN_H)}, 1},
 };
+/* 32 rows of w2 per CTA in two tiles: four sets of two warps, each of which has three k-blocks of a down stage; more stages than places. */
+static const struct batch_row sets = {
+    .name = "sets", .sms = 32, .hidden = 1024, .intermediate = 384, .experts = 16, .top_k = 2, .token_groups = 2, .ring = 16, .cases = {{16, UNIFORM, 1}}};
+static const struct mutant sets_mutants[] = {
+    {"a_set_goes_on_to_another_one_s_stage", "batch/down.cuh", "ring.advance(L::kSets);", "ring.advance(2);", {GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE), EMU_DEADLOCK, EMU_RACE}, 2},
+    {"a_down_stage_is_free_as_soon_as_one_warp_has_read_it", "batch/producer.cuh", "hw::mbarrier_init(&b.down_empty[i], L::kSetWarps);", "hw::mbarrier_init(&b.down_empty[i], 1);",
+     {EMU_EARLY_OVERWRITE, EMU_RACE, EMU_BARRIER, EMU_NO_PROXY_FENCE}, 4},
+    {"the_third_k_block_has_the_first_one_s_rows", "batch/down.cuh", "c, next.rows + 2, h_base", "c, next.rows, h_base", {GATE(GATE_Y_GIVEN_H)}, 1},
+    {"the_third_k_block_has_the_second_one_s_h", "batch/down.cuh", "first + 2 * L::kSharers, scales", "first + L::kSharers, scales", {GATE(GATE_Y_GIVEN_H)}, 1},
+};
+#define SETS_MUTANTS ((int)(sizeof(sets_mutants) / sizeof(sets_mutants[0])))
 #define PLACES_MUTANTS ((int)(sizeof(places_mutants) / sizeof(places_mutants[0])))
 #define SPLIT_MUTANTS ((int)(sizeof(split_mutants) / sizeof(split_mutants[0])))
 #define MANY_MUTANTS ((int)(sizeof(many_mutants) / sizeof(many_mutants[0])))
@@ -152,8 +169,13 @@ static const struct batch_row *mutant_of(int i, const struct mutant **mutant)
     return &many;
   }
   i -= MANY_MUTANTS;
-  *mutant = i < SPLIT_MUTANTS ? &split_mutants[i] : &places_mutants[i - SPLIT_MUTANTS];
-  return i < SPLIT_MUTANTS ? &split : &places;
+  if(i < SPLIT_MUTANTS) {
+    *mutant = &split_mutants[i];
+    return &split;
+  }
+  i -= SPLIT_MUTANTS;
+  *mutant = i < PLACES_MUTANTS ? &places_mutants[i] : &sets_mutants[i - PLACES_MUTANTS];
+  return i < PLACES_MUTANTS ? &places : &sets;
 }
 
 START_TEST(a_mutant_is_found)
@@ -185,12 +207,12 @@ END_TEST
 
 START_TEST(the_kernel_is_clean)
 {
-  static const struct batch_row *const clean[] = {&subject, &variant, &many, &split, &places};
+  static const struct batch_row *const clean[] = {&subject, &variant, &many, &split, &places, &sets};
   const struct batch_row *row = clean[_i];
   struct emu_subject s;
   emu_compile_fast();
   batch_open(&s, row, "templates");
-  for(int seed = 1; seed <= (row == &many || row == &split ? 2 : MOST_SEEDS); seed++) { /* as many as mutants are given */
+  for(int seed = 1; seed <= (row == &many || row == &split || row == &sets ? 2 : MOST_SEEDS); seed++) { /* as many as mutants are given */
     struct emu_outcome o;
     emu_run(&s, 1.0f, row->cases, batch_ncases(row), 2, (uint64_t)seed, &o);
     ck_assert_msg(o.passed, "seed %d: %s", seed, o.text);
@@ -207,8 +229,8 @@ int main(void)
   int failed;
   if(!emu_folder_make())
     return EXIT_FAILURE;
-  tcase_add_loop_test(found, a_mutant_is_found, 0, MUTANTS + VARIANT_MUTANTS + MANY_MUTANTS + SPLIT_MUTANTS + PLACES_MUTANTS);
-  tcase_add_loop_test(passes, the_kernel_is_clean, 0, 5);
+  tcase_add_loop_test(found, a_mutant_is_found, 0, MUTANTS + VARIANT_MUTANTS + MANY_MUTANTS + SPLIT_MUTANTS + PLACES_MUTANTS + SETS_MUTANTS);
+  tcase_add_loop_test(passes, the_kernel_is_clean, 0, 6);
   tcase_set_timeout(found, 240);
   tcase_set_timeout(passes, 240);
   suite_add_tcase(suite, found);

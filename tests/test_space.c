@@ -118,6 +118,28 @@ START_TEST(named_schedules_and_no_others)
 }
 END_TEST
 
+/* A family may serve a token count with some of its schedules only: those for fewer tokens are no candidates, neither named nor as winners of earlier runs. */
+START_TEST(a_schedule_for_fewer_tokens_is_no_candidate)
+{
+  const struct device_info dev = h200();
+  const struct model_spec spec = model("qwen3.5-35b-a3b");
+  const int tokens[] = {24, 32};
+  struct candidate_list list = {0};
+  struct schedule sched;
+  struct error err;
+  ck_assert_int_eq(space_enumerate_names(&spec.problem, &dev, tokens, 2, "batch/g2-ring8-ov0-la2-fl8-fd4-st4-rk1", &list, &err), MF_ERR_UNSUPPORTED);
+  ck_assert_ptr_nonnull(strstr(err.text, "takes 9 to 16 tokens: none of those asked for"));
+  candidate_list_free(&list);
+  ck_assert_int_eq(schedule_parse("batch/g2-ring8-ov0-la2-fl8-fd4-st4-rk1", &sched, &err), MF_OK);
+  ck_assert_int_eq(space_add(&spec.problem, &dev, tokens, 2, &sched, &list, &err), MF_OK);
+  ck_assert_uint_eq(list.count, 0);
+  ck_assert_int_eq(schedule_parse("batch/g3-ring8-ov1-la2-fl8-fd4-st4-rk1", &sched, &err), MF_OK);
+  ck_assert_int_eq(space_add(&spec.problem, &dev, tokens, 2, &sched, &list, &err), MF_OK);
+  ck_assert_uint_eq(list.count, 1);
+  candidate_list_free(&list);
+}
+END_TEST
+
 START_TEST(default_effort_has_enough_candidates)
 {
   const struct device_info dev = h200();
@@ -341,6 +363,7 @@ int main(void)
   tcase_add_test(tc, an_older_name_is_read);
   tcase_add_test(tc, bad_names_are_refused);
   tcase_add_test(tc, named_schedules_and_no_others);
+  tcase_add_test(tc, a_schedule_for_fewer_tokens_is_no_candidate);
   tcase_add_loop_test(tc, default_effort_has_enough_candidates, 0, 4);
   tcase_add_test(tc, kernels_are_varied_together);
   tcase_add_test(tc, half_units_are_tried_where_units_are_large);

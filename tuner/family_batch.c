@@ -94,17 +94,23 @@ static int groups_for(int tokens)
   return groups < MF_BATCH_MIN_GROUPS ? MF_BATCH_MIN_GROUPS : groups > MF_BATCH_MAX_GROUPS ? MF_BATCH_MAX_GROUPS : groups;
 }
 
-/* Warps of a warpgroup that share a tile of 16 rows of w2. */
+/* Of four warps, those that a tile of 16 rows of w2 may have. */
 static int tile_warps_of(int down_rows)
 {
   return down_rows <= 16 ? 4 : down_rows <= 32 ? 2 : 1;
 }
 
-/* Whether a consumer warp has registers for two k-blocks at a time; with one tile for each warp only where the others can do with fewer. */
-static bool two_kblocks(const struct layout *l)
+/* Whether consumers have more registers than others, which can do with fewer. */
+static bool many_registers(const struct layout *l)
 {
   const int row_chunks = l->hblocks % 4 == 0 || l->hblocks == 3 ? 2 * ceil_div(l->hblocks, 4) : ceil_div(l->hblocks, 2);
-  return (l->groups == 2 && row_chunks <= 4) || (l->groups < 4 && tile_warps_of(l->down_rows) > 1);
+  return l->groups == 2 && row_chunks <= 4;
+}
+
+/* Whether a consumer warp has registers for two k-blocks at a time. */
+static bool two_kblocks(const struct layout *l)
+{
+  return many_registers(l) || (l->groups < 4 && tile_warps_of(l->down_rows) > 1);
 }
 
 /* k-blocks of w2 that a down stage of 'parts' stages of the ring may have: what fits, and one or two for each warp that shares a tile of 16 rows. */
@@ -114,11 +120,12 @@ static int most_down_kblocks(const struct layout *l, int parts)
   return fit < most ? fit : most;
 }
 
-/* Sets of consumer warps that have the down stages in turn: of as few warps as two k-blocks each allow, or of four where there are too few places or registers. */
+/* Sets of consumer warps that have the down stages in turn: of as few warps as two (or three) k-blocks each allow, or of four where there are too few places or registers. */
 static int down_sets(const struct layout *l, int places)
 {
-  const int most = tile_warps_of(l->down_rows), half = ceil_div(l->down_kblocks, 2), few = half < most ? half : most, tiles = 4 / most;
-  const bool registers = two_kblocks(l) || l->hblocks % l->down_kblocks == 0;
+  const bool even = l->hblocks % l->down_kblocks == 0, registers = two_kblocks(l) || even;
+  const int each = many_registers(l) && even && l->down_kblocks % 3 == 0 ? 3 : 2;
+  const int most = tile_warps_of(l->down_rows), share = ceil_div(l->down_kblocks, each), few = share < most ? share : most, tiles = 4 / most;
   return few <= 2 && registers && places >= 16 / (tiles * few) ? 8 / (tiles * few) : 2;
 }
 

@@ -227,10 +227,20 @@ enum mf_status space_enumerate_counts(const struct mf_problem *problem, const st
   return rc;
 }
 
+/* Whether the candidate takes one of these token counts: its family may serve them with other schedules only. */
+static bool takes_any(const struct candidate *cand, const int *tokens, int ntokens)
+{
+  for(int i = 0; i < ntokens; i++)
+    if((uint32_t)tokens[i] >= cand->recipe.tokens_min && (uint32_t)tokens[i] <= cand->recipe.tokens_max)
+      return true;
+  return false;
+}
+
 static enum mf_status consider_named(struct walk *w, const char *name, const int *tokens, int ntokens)
 {
   struct schedule sched;
   struct verdict why = {.detail = "no token count is asked for"};
+  const size_t before = w->list->count;
   bool wanted = false;
   enum mf_status rc = schedule_parse(name, &sched, w->err);
   if(rc != MF_OK)
@@ -242,7 +252,12 @@ static enum mf_status consider_named(struct walk *w, const char *name, const int
   rc = limits_before_compile(w->problem, &sched, w->dev, &why);
   if(rc != MF_OK)
     return error_set(w->err, rc, "schedule %s: rule %s: %s", name, why.rule != NULL ? why.rule : "none", why.detail);
-  return consider(w, &sched, false);
+  rc = consider(w, &sched, false);
+  if(rc == MF_OK && w->list->count > before && !takes_any(&w->list->items[before], tokens, ntokens)) {
+    const struct candidate *cand = &w->list->items[--w->list->count];
+    rc = error_set(w->err, MF_ERR_UNSUPPORTED, "schedule %s takes %u to %u tokens: none of those asked for", cand->name, (unsigned)cand->recipe.tokens_min, (unsigned)cand->recipe.tokens_max);
+  }
+  return rc;
 }
 
 enum mf_status space_enumerate_names(const struct mf_problem *problem, const struct device_info *dev, const int *tokens, int ntokens, const char *names,
@@ -266,12 +281,17 @@ enum mf_status space_add(const struct mf_problem *problem, const struct device_i
   struct walk w = {.problem = problem, .dev = dev, .list = list, .err = err};
   struct verdict why;
   bool wanted = false;
+  enum mf_status rc;
   for(int i = 0; i < ntokens && !wanted; i++)
     wanted = sched->family->serves(problem, tokens[i], dev, &why) == MF_OK;
   if(!wanted || limits_before_compile(problem, sched, dev, &why) != MF_OK || listed(&w, sched))
     return MF_OK;
-  list->considered++;
-  return append_candidate(&w, sched, false);
+  rc = append_candidate(&w, sched, false);
+  if(rc == MF_OK && !takes_any(&list->items[list->count - 1], tokens, ntokens))
+    list->count--;
+  else if(rc == MF_OK)
+    list->considered++;
+  return rc;
 }
 
 void candidate_list_free(struct candidate_list *list)

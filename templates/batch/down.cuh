@@ -1,6 +1,6 @@
 // down.cuh - the consumers' down projection: this CTA's rows of y, over all active experts.
 //
-// Who runs it   both consumer warpgroups of the CTAs below kDownCtas; they take turns at down stages.
+// Who runs it   the consumers of the CTAs below kDownCtas.
 // Reads         the down stages, down_scale[], the h sets, h_scale, passes[], slot_by_rank[].
 // Writes        y, kDownRows rows of every token; reduce[group] on the way.
 // Waits for     down_scales once; down_full[] of each of its stages, each pass's bit of h_done[]; at the end kBarrierOutput among the consumers (kOverSums: also ahead of
@@ -8,18 +8,17 @@
 // Visible by    down_empty[], as soon as all lanes have the stage in registers, behind a fence_async_proxy of each (up.cuh says why); y by the end of the kernel.
 // No deadlock   the producer's down stages wait for no h; the loaders wait for no consumer's down progress.
 //
-// A warp multiplies the 16 rows of a tile (Layout: kRowTiles, kSharers), and of a stage's k-blocks those that it has, two at most:
-//   to 16 rows    one tile, of all four warps of a warpgroup: warp w has k-blocks w and w + 4
-//   24, 32        two tiles, of two warps each: warps 0 and 1 have k-blocks 0 and 2 of tiles 0 and 1, warps 2 and 3 k-blocks 1 and 3
-//   40 to 64      a tile per warp, which has both k-blocks
-// A warp for which a stage has no k-block, or whose tile has no rows, only frees the stage. What the warps in a tile have added up is combined
-// once, at the end, over both warpgroups. A slot's tokens lie in the h sets (group, rank) that its passes[] name: the stage is multiplied once with each. A set's column is the
-// same token for every rank, so a group has four accumulators per lane for the whole phase: no scattering, no atomics, the same
-// order of additions every time. Columns that are not the slot's may hold anything, even NaN: they are never multiplied by 0.
+// A stage belongs to a set of warps (Layout: kSetWarps), of which there are kSets; they have the stages in turn. A warp multiplies the 16 rows of a tile, and of the stage's k-blocks
+// those that it has, up to three: kSharers warps share a tile's. For instance
+//   16 rows, 4 k-blocks in a stage   one tile, four sets of two warps: k-blocks 0 and 2, 1 and 3
+//   24 rows, 2                       two tiles, four sets of two warps: a tile each, with both k-blocks
+//   48 rows, 2                       three tiles, two sets of four warps: likewise, and one of them has no tile
+// A warp for which a stage has no k-block, or whose tile has no rows, only frees the stage. What all warps with a tile have added up is combined once, at
+// the end. A slot's tokens lie in the h sets (group, rank) that its passes[] name: the stage is multiplied once with each. An h set's column is the same
+// token for every rank, so a group has four accumulators per lane for the whole phase: no scattering, no atomics, the same order of additions every time. Columns that are not the slot's may hold anything, even NaN: they are never multiplied by 0.
 #pragma once
 #include "batch/down_ring.cuh"
 #include "batch/up.cuh"
-#include "stream/down.cuh"
 
 namespace batch {
 
@@ -47,75 +46,68 @@ struct SlotH {
   }
 };
 
-// A warp's rows of a down stage, wide, and their scales: kBlocks k-blocks of the slot from `first` on, kSharers apart.
+// Multiplies a warp's rows, in kBlocks k-blocks of the slot from `first` on (kSharers apart), with the h sets of all passes, and adds that to the sums of the columns that are the slot's.
 template <class L, int kBlocks>
-struct DownRows {
+MF_DEVICE void multiply_rows(const Context<L> &c, const hw::Rows *rows, const hw::ColumnsBase &h_base, int slot, int first, const RowBlocks &scales, const Passes<L> &passes, SlotH<L> &there,
+                             float (&sum)[L::kGroups][4])
+{
+  auto &sm = c.sm;
+  const int column = 2 * (c.lane & 3);
   hw::WideRows wide[kBlocks];
   float low[kBlocks], high[kBlocks];
-
-  MF_DEVICE void widen(const Context<L> &c, const hw::Rows *rows, int slot, int first, const RowBlocks &scales)
-  {
-    MF_UNROLL
-    for(int j = 0; j < kBlocks; ++j) {
-      low[j] = c.sm.down_scale[slot][scales.low][first + j * L::kSharers];
-      high[j] = L::kDownRowBlocks == 2 ? c.sm.down_scale[slot][scales.high][first + j * L::kSharers] : low[j];
-      hw::widen(wide[j], rows[j]);
-    }
+  MF_UNROLL
+  for(int j = 0; j < kBlocks; ++j) {
+    low[j] = sm.down_scale[slot][scales.low][first + j * L::kSharers];
+    high[j] = L::kDownRowBlocks == 2 ? sm.down_scale[slot][scales.high][first + j * L::kSharers] : low[j];
+    hw::widen(wide[j], rows[j]);
   }
-
-  // Multiplies them with the h sets of all passes, and adds that to the sums of the columns that are the slot's.
-  MF_DEVICE void multiply(const Context<L> &c, const hw::ColumnsBase &h_base, int slot, int first, const Passes<L> &passes, SlotH<L> &there, float (&sum)[L::kGroups][4]) const
-  {
-    auto &sm = c.sm;
-    const int column = 2 * (c.lane & 3);
-    MF_UNROLL
-    for(int g = 0; g < L::kGroups; ++g) {
-      uint32_t left = passes.of(g);
-      MF_LOOP
-      while(left != 0) {
-        const int rank = hw::highest_bit(left);
-        left &= ~(1u << rank);
-        const uint32_t slots = *(const typename L::TwoSlots *)&sm.slot_by_rank[rank][8 * g + column];
-        there.wait_for(c, L::h_bit(g, L::kOverlay && rank >= L::kLowRanks));
-        hw::Columns h[kBlocks];
-        hw::F32x2 sh[kBlocks];
-        float d[kBlocks][4];
+  MF_UNROLL
+  for(int g = 0; g < L::kGroups; ++g) {
+    uint32_t left = passes.of(g);
+    MF_LOOP
+    while(left != 0) {
+      const int rank = hw::highest_bit(left);
+      left &= ~(1u << rank);
+      const uint32_t slots = *(const typename L::TwoSlots *)&sm.slot_by_rank[rank][8 * g + column];
+      there.wait_for(c, L::h_bit(g, L::kOverlay && rank >= L::kLowRanks));
+      hw::Columns h[kBlocks];
+      hw::F32x2 sh[kBlocks];
+      float d[kBlocks][4];
+      MF_UNROLL
+      for(int j = 0; j < kBlocks; ++j) {
+        const int block = first + j * L::kSharers;
+        hw::load_columns(h[j], hw::columns_at(h_base, L::h_set(g, rank) + block * 1024), 0);
+        sh[j] = hw::load_shared_unordered((const hw::F32x2 *)&sm.h_scale[g * L::kRanks + rank][block][column]);
+      }
+      if constexpr(kBlocks == 2 && L::kTwoKBlocks) {
+        hw::multiply_two(d, wide, h);
+      } else {
         MF_UNROLL
-        for(int j = 0; j < kBlocks; ++j) {
-          const int block = first + j * L::kSharers;
-          hw::load_columns(h[j], hw::columns_at(h_base, L::h_set(g, rank) + block * 1024), 0);
-          sh[j] = hw::load_shared_unordered((const hw::F32x2 *)&sm.h_scale[g * L::kRanks + rank][block][column]);
+        for(int j = 0; j < kBlocks; ++j)
+          hw::multiply(d[j], wide[j], h[j]);
+      }
+      MF_UNROLL
+      for(int j = 0; j < kBlocks; ++j) {
+        if((slots & L::kNoSlot) == (uint32_t)slot) {
+          sum[g][0] = hw::fma_rn(d[j][0], low[j] * sh[j].x, sum[g][0]);
+          sum[g][2] = hw::fma_rn(d[j][2], high[j] * sh[j].x, sum[g][2]);
         }
-        if constexpr(kBlocks == 2 && L::kTwoKBlocks) {
-          hw::multiply_two(d, wide, h);
-        } else {
-          MF_UNROLL
-          for(int j = 0; j < kBlocks; ++j)
-            hw::multiply(d[j], wide[j], h[j]);
-        }
-        MF_UNROLL
-        for(int j = 0; j < kBlocks; ++j) {
-          if((slots & L::kNoSlot) == (uint32_t)slot) {
-            sum[g][0] = hw::fma_rn(d[j][0], low[j] * sh[j].x, sum[g][0]);
-            sum[g][2] = hw::fma_rn(d[j][2], high[j] * sh[j].x, sum[g][2]);
-          }
-          if(slots >> L::kSlotBits == (uint32_t)slot) {
-            sum[g][1] = hw::fma_rn(d[j][1], low[j] * sh[j].y, sum[g][1]);
-            sum[g][3] = hw::fma_rn(d[j][3], high[j] * sh[j].y, sum[g][3]);
-          }
+        if(slots >> L::kSlotBits == (uint32_t)slot) {
+          sum[g][1] = hw::fma_rn(d[j][1], low[j] * sh[j].y, sum[g][1]);
+          sum[g][3] = hw::fma_rn(d[j][3], high[j] * sh[j].y, sum[g][3]);
         }
       }
     }
   }
-};
+}
 
-// A warp's way through the down stages of its warpgroup.
+// A warp's way through the down stages of its set.
 template <class L>
 struct DownReader {
   const Context<L> &c;
   const int stages;
   DownRing<L> ring;
-  int number, slot, piece = 0; // of the stage whose rows come next
+  int number, slot, piece; // of the stage whose rows come next
   hw::RowsAt rows_at;
   int block0;
   bool exists;  // the warp has rows and k-blocks at all
@@ -136,9 +128,9 @@ struct DownReader {
   MF_DEVICE bool more() const { return number < stages; }
   MF_DEVICE int first() const { return piece * L::kDownKBlocks + block0; } // the warp's first k-block
   MF_DEVICE bool has_one() const { return exists && (L::kEvenPieces || first() < L::kHBlocks); }
-  MF_DEVICE bool has_two() const
+  MF_DEVICE bool has_two() const // (of three it has all or none)
   {
-    return L::kWarpKBlocks == 2 && exists && block0 + L::kSharers < L::kDownKBlocks && (L::kEvenPieces || first() + L::kSharers < L::kHBlocks);
+    return L::kWarpKBlocks >= 2 && exists && block0 + L::kSharers < L::kDownKBlocks && (L::kEvenPieces || first() + L::kSharers < L::kHBlocks);
   }
 
   MF_DEVICE void wait() const { hw::mbarrier_wait(&c.sm.barrier.down_full[ring.place], ring.parity, c.dog, L::kWaitDownStage); }
@@ -149,9 +141,10 @@ struct DownReader {
     const uint32_t at = ring.offset();
     if(has_one())
       hw::load_rows(rows[0], rows_at, at);
-    if constexpr(L::kWarpKBlocks == 2) {
+    MF_UNROLL
+    for(int j = 1; j < L::kWarpKBlocks; ++j) {
       if(has_two())
-        hw::load_rows(rows[1], rows_at, at + L::kSharers * L::kDownKBlockBytes);
+        hw::load_rows(rows[j], rows_at, at + j * L::kSharers * L::kDownKBlockBytes);
     }
   }
 
@@ -164,7 +157,7 @@ struct DownReader {
       hw::mbarrier_arrive(&c.sm.barrier.down_empty[ring.place]);
   }
 
-  // Goes on to the warpgroup's next stage.
+  // Goes on to the set's next stage.
   MF_DEVICE void advance()
   {
     ring.advance(L::kSets);
@@ -199,13 +192,11 @@ MF_DEVICE void down_rows(const Context<L> &c, int consumer, int next_stage, floa
     const Passes<L> passes(c, slot);
     SlotH<L> there(c, slot);
     if(two) {
-      DownRows<L, 2> tile;
-      tile.widen(c, next.rows, slot, first, scales);
-      tile.multiply(c, h_base, slot, first, passes, there, sum);
+      multiply_rows<L, 2>(c, next.rows, h_base, slot, first, scales, passes, there, sum);
+      if constexpr(L::kWarpKBlocks == 3)
+        multiply_rows<L, 1>(c, next.rows + 2, h_base, slot, first + 2 * L::kSharers, scales, passes, there, sum);
     } else if(one) {
-      DownRows<L, 1> tile;
-      tile.widen(c, next.rows, slot, first, scales);
-      tile.multiply(c, h_base, slot, first, passes, there, sum);
+      multiply_rows<L, 1>(c, next.rows, h_base, slot, first, scales, passes, there, sum);
     }
   }
 }

@@ -1,10 +1,10 @@
 // down_ring.cuh - where the stages of the down phase lie: in the ring of the up phase, and where x was.
 //
-// Why not the ring as it is: with 24 rows of w2 per CTA and more, the k-blocks that a warpgroup multiplies at a time are 9 to 14 KB, and x is dead. So
+// Why not the ring as it is: with 24 rows of w2 per CTA and more, the k-blocks that a set of warps multiplies at a time are 9 to 14 KB, and x is dead. So
 // a down stage is one or two (kDownParts) stages of the ring, and there are more of them: kInRing in the ring, the rest, kDownRing in all, in the
 // memory of x (behind what the higher ranks' h takes there).
 //
-// Down stage number n is of the place n % kDownRing and of warpgroup n % 2: kDownRing is even, so that a warpgroup has the same places for
+// Down stage number n is of the place n % kDownRing and of the set of warps n % kSets: kDownRing is a multiple of that, so that a set has the same places for
 // ever and sees every phase of their barriers, which are others than those of the up phase. Places 0 .. kInRing - 1 are the ring's, beginning with
 // the stages that come next when the last unit has been handed out (the same in producer and consumers, and a multiple of kDownParts, since units have
 // an even number of stages): they become free first. What the producer waits for:

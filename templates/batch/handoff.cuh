@@ -217,7 +217,7 @@ MF_DEVICE void load_h(const Context<L> &c, bool loader, uint32_t launch)
     if(loader)
       stream::wait_for_progress(c, smaller((slot + 1) * L::kUnits - 1, active * L::kUnits - L::kGridCtas));
     batch::load_rows(c, h, wanted, rank);
-    hw::sync_warp();
+    hw::sync_warp(); // all lanes have written
     if(c.lane == 0)
       hw::or_shared_release(&sm.cleared.h_done[slot >> 2], (by_group ? 1u << group : 15u) << (L::h_bit(0, high) + 8 * (slot & 3)));
   }

@@ -6,8 +6,8 @@
 //   producer     | init | list | up units ............................ | down rows ......... |      (one lane)
 //   scheduler    |             | tickets, scale rows of every unit ... |
 //   consumers    | route, quantise x | up units ................................ | down rows ..... | y |
-//   finalisers   | quantise x | s2, clear |   publish h, item by item ............. |
-//   h loaders    | route, quantise x | s2, clear |     fetch h, quantise it, slot by slot ..... |
+//   finalisers   | quantise x | s2, clear |   publish h, item by item ........ | as the loaders ... |
+//   h loaders    | route, quantise x | s2, clear |     fetch h, quantise it, item by item ..... |
 //
 //   groups    Tokens come in groups of 8. A weight stage that is in shared memory is multiplied once per group (up) or h set (down) that the
 //             expert's tokens are in: the weights are read once, whatever the number of tokens.

@@ -6,7 +6,7 @@
 // Words used throughout the family, besides those of stream/layout.cuh:
 //   group     8 successive tokens: token t is row t % 8 of group t / 8, in x, in h and in every product.
 //   stage     8 KB of the ring: 16 rows of w13 x 4 k-blocks. Stage i of a CTA belongs to consumer warpgroup i % 2.
-//   down stage  8 or 16 KB, in the ring or where x was: what a warpgroup multiplies at a time of the CTA's rows of one expert (down_ring.cuh).
+//   down stage  8 or 16 KB, in the ring or where x was: what a set of warps multiplies at a time of the CTA's rows of one expert (down_ring.cuh).
 //   pass      one product of a stage: with a group's x (up), with an h set (down).
 //   h set     h of the r-th expert of each of a group's tokens, r being the rank: one atom per k-block, as load_columns wants it.
 //   item      up: (unit, group), what a finaliser is given. Loading h: what a worker takes at a time, all of a slot's tokens or those of one group, and of either half of the ranks.
@@ -104,7 +104,7 @@ struct Layout {
   static constexpr int kTileWarps = 4 / kRowTiles;      // of four, in each tile: as many may share a stage's k-blocks
   static constexpr int kRowChunks = kHBlocks % 4 == 0 || kHBlocks == 3 ? (kHBlocks + 3) / 4 * 2 : (kHBlocks + 1) / 2; // of 16 bytes, of a row of h, that a loader's lane holds
   static constexpr bool kMoreRegisters = kGroups == 2 && kRowChunks <= 4;         // the consumers can have more, since the others can do with fewer
-  static constexpr bool kTwoKBlocks = kMoreRegisters || (kGroups < 4 && kTileWarps > 1); // a consumer has registers for two at a time
+  static constexpr bool kTwoKBlocks = kMoreRegisters || (kGroups < 4 && kTileWarps > 1); // a consumer has registers to multiply two side by side
   static constexpr int kTileKBlocks = (kTwoKBlocks ? 2 : 1) * kTileWarps;         // of a down stage, at most
   static constexpr int kDownPieces1 = down_pieces(kHBlocks, kStageBytes / kDownKBlockBytes, kTileKBlocks); // with down stages of one stage of the ring
   static constexpr int kDownPieces2 = down_pieces(kHBlocks, 2 * kStageBytes / kDownKBlockBytes, kTileKBlocks);
@@ -125,18 +125,19 @@ struct Layout {
   static constexpr int kHighRanks = !kOverlay ? 0 : kRanks / 2 < kHighRoom ? kRanks / 2 : kHighRoom;
   static constexpr int kLowRanks = kRanks - kHighRanks;
 
-  // --- Down stages: in the ring, and where x was, behind the h sets there. An even number, of 128 KB at most. ---
+  // --- Down stages: in the ring, and where x was, behind the h sets there. Of 128 KB at most. ---
   static constexpr int kHighBytes = kHighRanks * kHBlocks * kGroups * 1024, kXBytes = kGroups * kKBlocks * 1024;
   static constexpr int kInX = kXBytes > kHighBytes ? (kXBytes - kHighBytes) / kDownStageBytes : 0;
   static constexpr int kDownPlaces = kRingStages / kDownParts + kInX < 131072 / kDownStageBytes ? kRingStages / kDownParts + kInX : 131072 / kDownStageBytes;
 
-  // --- Who multiplies a down stage: kSharers warps per tile, each with two of its k-blocks if there are as many, so that what a warp does besides products is done for both. The
-  // 8 consumer warps are that many sets, which have the stages in turn. With few places it stays at four warps per stage: every warp needs one that is on its way.
-  // (And where registers are short, with four groups, if pieces are uneven.) ---
-  static constexpr int kFewSharers = kTileWarps < (kDownKBlocks + 1) / 2 ? kTileWarps : (kDownKBlocks + 1) / 2;
+  // --- Who multiplies a down stage: kSharers warps per tile, each with two of its k-blocks if there are as many, so that what a warp does besides products is done for both; or with
+  // three, where they come in threes and there are registers for them. The 8 consumer warps are that many sets, which have the stages in turn. With few places it stays at four warps
+  // per stage: every warp needs one that is on its way. (And where registers are short, with four groups, if pieces are uneven.) ---
+  static constexpr int kBlocksEach = kMoreRegisters && kEvenPieces && kDownKBlocks % 3 == 0 ? 3 : 2;
+  static constexpr int kFewSharers = kTileWarps < (kDownKBlocks + kBlocksEach - 1) / kBlocksEach ? kTileWarps : (kDownKBlocks + kBlocksEach - 1) / kBlocksEach;
   static constexpr int kSharers = kFewSharers <= 2 && (kTwoKBlocks || kEvenPieces) && kDownPlaces >= 16 / (kRowTiles * kFewSharers) ? kFewSharers : kTileWarps;
   static constexpr int kSetWarps = kRowTiles * kSharers, kSets = 8 / kSetWarps;
-  static constexpr int kWarpKBlocks = (kDownKBlocks + kSharers - 1) / kSharers; // of a down stage: 1 or 2
+  static constexpr int kWarpKBlocks = (kDownKBlocks + kSharers - 1) / kSharers; // of a down stage: 1 to 3
   static constexpr int kDownRing = kDownPlaces / kSets * kSets;
   static constexpr int kInRing = kRingStages / kDownParts < kDownRing ? kRingStages / kDownParts : kDownRing;
 
@@ -284,7 +285,7 @@ struct Layout {
   static_assert(kDownCtas <= kGridCtas && kDownCtas == Schedule::kDownCtas, "down_ctas: the host counts as the kernel does");
   static_assert(kGridCtas <= MF_STREAM_WS_MAX_GRID, "grid_ctas: the workspace holds one launch count per CTA");
   static_assert(kDownCopyBytes <= kDownStageBytes, "down tile: a down stage holds what is copied to it");
-  static_assert(kWarpKBlocks == 1 || kWarpKBlocks == 2, "down tile: registers for two k-blocks");
+  static_assert(kWarpKBlocks == 1 || kWarpKBlocks == 2 || (kWarpKBlocks == 3 && kBlocksEach == 3 && kSharers * 3 == kDownKBlocks), "down tile: registers for a warp's k-blocks");
   static_assert(kSets * kSetWarps == 8, "down tile: all consumer warps are in a set");
   static_assert(kDownRing >= kSets && kDownRing % kSets == 0 && kInRing >= 1, "down ring: a set has the same places for ever");
   static_assert(kRingStages >= 4 && kRingStages <= 16 && kRingStages % 2 == 0, "ring_stages: even, or a warpgroup misses phases of its stages");
@@ -354,11 +355,6 @@ struct Passes {
   }
   MF_DEVICE uint32_t of(int group) const { return word[L::kPassBits * group / 32] >> (L::kPassBits * group & 31) & kAll; }
 
-  MF_DEVICE static uint32_t of(const Context<L> &c, int slot, int group)
-  {
-    const int bit = L::kPassBits * group;
-    return *word_of(c, slot, bit) >> in_word(bit) & kAll;
-  }
   MF_DEVICE static void add(const Context<L> &c, int slot, int token, int rank)
   {
     const int bit = (token & ~7) * (L::kPassBits / 8) + rank;

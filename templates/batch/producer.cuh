@@ -3,7 +3,7 @@
 // Who runs it   warp kProducerWarp: all lanes list the experts (route.cuh), one of them streams.
 // Reads         w13, w2 (global); experts[], active; behind the static rounds queue[] (scheduler.cuh).
 // Writes        the ring, stage_unit[].
-// Waits for     kBarrierRouted; then free stages (empty[], down_empty[], by the stage's warpgroup; x_free), landed stages (full[], down_full[], by its own
+// Waits for     kBarrierRouted; then free stages (empty[], down_empty[], by the warps that it belongs to; x_free), landed stages (full[], down_full[], by its own
 //               copies: the cap on bytes in flight) and the scheduler's turns.
 // Visible by    full[], down_full[]: bytes of the copies; stage_unit[] by the lane's own arrival.
 // No deadlock   It waits for a consumer's progress only on stages already handed out, and for a turn that the scheduler gives without

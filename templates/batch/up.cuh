@@ -22,7 +22,6 @@
 // phase of their barriers.
 #pragma once
 #include "batch/layout.cuh"
-#include "stream/up.cuh"
 
 namespace batch {
 
