@@ -99,7 +99,7 @@ static const struct mutant places_mutants[] = {
 static const struct batch_row sets = {
     .name = "sets", .sms = 32, .hidden = 1024, .intermediate = 384, .experts = 16, .top_k = 2, .token_groups = 2, .ring = 16, .cases = {{16, UNIFORM, 1}}};
 static const struct mutant sets_mutants[] = {
-    {"a_set_goes_on_to_another_one_s_stage", "batch/down.cuh", "ring.advance(L::kSets);", "ring.advance(2);", {GATE(GATE_Y_GIVEN_H), GATE(GATE_FINITE), EMU_DEADLOCK, EMU_RACE}, 2},
+    {"a_set_goes_on_to_another_one_s_stage", "batch/down.cuh", "ring.advance(L::kSets);", "ring.advance(2);", {GATE(GATE_Y_GIVEN_H), EMU_EARLY_OVERWRITE, EMU_DEADLOCK, EMU_RACE}, 2},
     {"a_down_stage_is_free_as_soon_as_one_warp_has_read_it", "batch/producer.cuh", "hw::mbarrier_init(&b.down_empty[i], L::kSetWarps);", "hw::mbarrier_init(&b.down_empty[i], 1);",
      {EMU_EARLY_OVERWRITE, EMU_RACE, EMU_BARRIER, EMU_NO_PROXY_FENCE}, 4},
     {"the_third_k_block_has_the_first_one_s_rows", "batch/down.cuh", "c, next.rows + 2, h_base", "c, next.rows, h_base", {GATE(GATE_Y_GIVEN_H)}, 1},
